@@ -11,7 +11,7 @@ use crate::today::Today;
 use blockdev::{BlockDevice, Durability, Recorder, Rewind};
 use std::sync::{Arc, OnceLock};
 use witness::damage::walk::{Limits, walk};
-use xfs::recovery::clean::log_ends;
+use xfs::recovery::log_ends::log_ends;
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::log::{
     BLOCK_SIZE, BufFlags, BufHeader, BufType, InodeFields, InodeFormat, OpFlags, OpHeader, RecordHeader,

@@ -54,7 +54,7 @@ impl Default for Today {
     /// Makes it.
     fn default() -> Self {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
-        let time = xfs_format::timestamp::Timestamp { secs: 0, nanos: 0 };
+        let time = xfs_format::timestamp::Timestamp { seconds: 0, nanoseconds: 0 };
         let options = Options { small: true, block_size: BLOCK as u32, ..Options::new(UUID, time) };
         format(&*device, &plan(&options, BYTES).expect("a plan"), Before::Zeroes).expect("a volume");
         let volume = Volume::open_device(Arc::clone(&device), &writable()).expect("a sound volume");

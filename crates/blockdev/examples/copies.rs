@@ -1,4 +1,5 @@
-//! What a request on a memory device costs beside an ordinary copy, which may not race, and beside other copies that may.
+//! What a request on a memory device costs. It is compared with an ordinary copy, which may not race, and with other
+//! copies that may.
 //!
 //! `cargo run --release -p uxfs-blockdev --example copies`: medians of rounds in which all take turns, in nanoseconds.
 
@@ -16,7 +17,7 @@ const LENS: [usize; 4] = [512, 4 << 10, 64 << 10, 1 << 20];
 const BYTES_EACH: usize = 8 << 20;
 const REQUESTS_MAX: usize = 4000;
 
-/// Something to copy from and to.
+/// Source and destination of a copy.
 trait Memory {
     fn read(&mut self, at: usize, buf: &mut [u8]);
     fn write(&mut self, at: usize, buf: &[u8]);
@@ -69,7 +70,7 @@ struct RepMovsb(AlignedBuf);
 impl RepMovsb {
     fn copy(from: &[u8], to: &mut [u8]) {
         assert_eq!(from.len(), to.len());
-        // SAFETY: both are as long as is said, and the direction flag is clear.
+        // SAFETY: both are `len` bytes long, and the direction flag is clear.
         unsafe {
             std::arch::asm!(
                 "rep movsb",
@@ -93,7 +94,7 @@ impl Memory for RepMovsb {
     }
 }
 
-/// All of them, with memory behind every page.
+/// All copies, with memory behind every page.
 fn memories() -> Vec<(&'static str, Box<dyn Memory>)> {
     let device = MemoryOptions::new().huge_pages(true).anonymous(BYTES as u64).expect("memory");
     let words = (0..BYTES / 8).map(|_| AtomicU64::new(0)).collect();

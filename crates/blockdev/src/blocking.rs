@@ -1,14 +1,14 @@
 //! A queue that does its requests one after the other with the device's blocking calls.
 //!
-//! Used where the host offers no io_uring, and for wrappers. All room is taken when the queue is made: nothing is allocated
-//! per request.
+//! Used where the host offers no io_uring, and for wrappers. Memory is taken when the queue is made. No request
+//! allocates.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue};
 
-/// Most requests that a queue may have room for.
+/// The largest depth of a queue.
 pub(crate) const DEPTH_MAX: u32 = 16_384;
 
 /// Whether `depth` requests can be queued.
@@ -28,7 +28,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// Does it with the device's blocking calls.
+    /// Carries it out with the device's blocking calls.
     #[inline]
     pub(crate) fn carry_out<D: BlockDevice + ?Sized>(
         self,
@@ -79,7 +79,7 @@ impl<D: BlockDevice + ?Sized> BlockingQueue<D> {
     }
 }
 
-/// The caller's own faults, found before a request enters a queue.
+/// Checks for mistakes of the caller before a request enters a queue.
 pub(crate) fn check_push<D: BlockDevice + ?Sized>(
     device: &D,
     verb: Verb,

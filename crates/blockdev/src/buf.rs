@@ -1,8 +1,8 @@
 //! A heap buffer at a page-aligned address, fit for transfers that bypass the page cache.
 //!
 //! Invariants: `ptr` is the start of an allocation, of a mapping or of a large page, of `len` initialised bytes at
-//! [`AlignedBuf::ALIGN`], owned by this value alone; a buffer of no bytes owns nothing. The address never changes while the buffer moves, so
-//! that a queue may hold it while the host writes into it.
+//! [`AlignedBuf::ALIGN`], owned by this value alone. An empty buffer owns nothing. Moving the buffer does not change
+//! the address, so a queue may hold it while the host writes into it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -19,13 +19,13 @@ pub struct AlignedBuf {
     origin: Origin,
 }
 
-/// Where the bytes come from, and go in the end.
+/// Where the bytes come from, and where they go when the buffer is dropped.
 #[derive(Clone, Copy)]
 enum Origin {
     Allocator,
     /// A mapping of its own.
     Mapping,
-    /// One that is kept for the next.
+    /// A large page that is kept for the next buffer.
     LargePages,
 }
 
@@ -52,22 +52,22 @@ impl AlignedBuf {
         }
     }
 
-    /// A buffer of `len` zero bytes for random access: in large pages where the host has them, which spares
-    /// address translations. It takes memory where it is used for the first time, a large page at once; one that is smaller
-    /// than that is as any other.
+    /// A buffer of `len` zero bytes for random access: in large pages where the host has them, which saves address
+    /// translations. Memory is taken at the first use, a large page at a time. A buffer smaller than a large page is an
+    /// ordinary one.
     pub fn large(len: usize) -> Self {
         if len < LARGE_PAGE {
             return Self::zeroed(len);
         }
         match large_pages::map(len) {
             Ok(ptr) => Self { ptr, len, origin: Origin::Mapping },
-            // As many mappings as there may be, say.
+            // There is a limit to mappings, for example.
             Err(_) => Self::zeroed(len),
         }
     }
 
-    /// A buffer as [`large`](Self::large) makes it, but of any bytes: what is in it may be left from others. For who looks at
-    /// nothing that they have not written.
+    /// As [`large`](Self::large), but not cleared: it may hold what an earlier buffer left. For callers that read only
+    /// what they have written.
     pub fn uncleared(len: usize) -> Self {
         let page = if len == LARGE_PAGE { large_pages::take().ok() } else { None };
         let mut buf = match page {
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// An allocator's memory was touched in its first bytes before the host was told, and stayed in small pages.
+    /// The allocator touched the first bytes before the host was advised, so the memory stayed in small pages.
     #[test]
     fn large_buffers_are_whole_large_pages_that_nobody_has_touched() {
         for len in [LARGE_PAGE, LARGE_PAGE * 2 + 9, LARGE_PAGE * 3] {
@@ -190,7 +190,7 @@ mod tests {
         entries.chunks_exact(8).any(|entry| entry[7] & 0x80 != 0)
     }
 
-    /// Whether the host was told that large pages are wanted.
+    /// Whether the host was advised to use large pages.
     fn is_advised(buf: &AlignedBuf) -> bool {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut is_it = false;

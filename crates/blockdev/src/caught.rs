@@ -1,16 +1,17 @@
 //! Panics of a device that somebody else wrote, as failures of its requests.
 //!
-//! Whoever is amid a change when a request fails knows what to give up and when to stop; others wait for the threads that
-//! write the log. So a device that may panic gets [`Caught`] before it, and to all above there are errors alone.
+//! Callers in the middle of a change know what to do about an error, and other threads wait for those that write the
+//! log. So a device that may panic is wrapped in [`Caught`], and its users see errors alone.
 //!
-//! Invariant: no panic of a read, a write or a flush below gets past it. A queue is its owner's, panics and all.
+//! Invariant: no panic of a read, a write or a flush below gets past it. A panic of a queue reaches the thread
+//! that owns it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::{BlockDevice, DeviceError, Durability, IoQueue, Place};
+use crate::{BlockDevice, DeviceError, Durability, IoQueue, Layer};
 
-/// What the device below says to a request. A panic is a failure: others wait for the thread that asks.
+/// The answer of the device below. A panic becomes a failure: others wait for the thread that asks.
 pub(crate) fn caught(
     op: &'static str,
     offset: u64,
@@ -27,62 +28,46 @@ pub(crate) fn caught(
 pub struct Caught(Arc<dyn BlockDevice>);
 
 impl Caught {
-    /// The device itself, if its panics are failures already, or one that stands before it.
+    /// The device itself if it catches its panics already, else a wrapper around it.
     pub fn before(device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
         if device.catches_panics() { device } else { Arc::new(Self(device)) }
     }
 }
 
-impl BlockDevice for Caught {
-    fn size(&self) -> u64 {
-        self.0.size()
+impl Layer for Caught {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.0
     }
 
-    fn sector_size(&self) -> u32 {
-        self.0.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.0.is_read_only()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         caught("read", offset, buf.len(), || self.0.read(offset, buf))
     }
 
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         caught("write", offset, buf.len(), || self.0.write(offset, buf, durability))
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         caught("flush", 0, 0, || self.0.flush())
     }
 
-    fn has_fua(&self) -> bool {
-        self.0.has_fua()
-    }
-
-    fn has_write_cache(&self) -> bool {
+    fn pass_write_cache(&self) -> bool {
         self.0.has_write_cache()
     }
 
-    fn catches_panics(&self) -> bool {
+    fn pass_catches_panics(&self) -> bool {
         true
     }
 
-    fn place(&self) -> Place {
-        self.0.place()
-    }
-
-    fn prefetches(&self) -> bool {
+    fn pass_prefetches(&self) -> bool {
         self.0.prefetches()
     }
 
-    fn prefetch(&self, offset: u64) {
-        self.0.prefetch(offset);
+    fn pass_in_memory(&self) -> bool {
+        self.0.is_in_memory()
     }
 
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+    fn pass_queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
         Arc::clone(&self.0).queue(depth)
     }
 }
@@ -90,7 +75,7 @@ impl BlockDevice for Caught {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layer, MemoryDevice, Window};
+    use crate::{MemoryDevice, Window};
 
     #[derive(Debug)]
     struct Panics(Arc<dyn BlockDevice>);

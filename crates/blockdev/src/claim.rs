@@ -1,9 +1,8 @@
 //! Keeps a second writer out of a device within this process.
 //!
-//! Files keep other processes out, and other handles, by a lock on the file; a handle that is shared has to be claimed
-//! besides, by whoever keeps things in memory about what is on the device. What is claimed is a range of bytes of what
-//! stands below all wrappers, so that two partitions of one disk have a writer each, and one device behind two wrappers
-//! has not.
+//! A lock on the file keeps out other processes and other handles. A handle that is shared must be claimed as well, by
+//! whoever caches what is on the device. The claim is on a range of bytes below all wrappers. So two partitions of a
+//! disk may have a writer each, and a device behind two wrappers has only one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,17 +21,23 @@ pub enum Storage {
 
 /// Where a device's bytes are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// By what.
+pub struct DevicePlace {
+    /// The kind of storage.
     pub storage: Storage,
-    /// The first byte there.
+    /// First byte.
     pub start: u64,
-    /// How many.
+    /// Length in bytes.
     pub len: u64,
 }
 
-impl Place {
-    /// A part of it.
+impl DevicePlace {
+    /// The place of a device whose bytes are in memory of its own.
+    pub fn of_memory<D: ?Sized>(device: &D, len: u64) -> Self {
+        let address = std::ptr::from_ref(device).cast::<()>().addr();
+        Self { storage: Storage::Memory(address), start: 0, len }
+    }
+
+    /// A part of this place.
     pub(crate) fn part(self, start: u64, len: u64) -> Self {
         Self { start: self.start.saturating_add(start), len, ..self }
     }
@@ -43,16 +48,16 @@ impl Place {
     }
 }
 
-static CLAIMED: Mutex<Vec<Place>> = Mutex::new(Vec::new());
+static CLAIMED: Mutex<Vec<DevicePlace>> = Mutex::new(Vec::new());
 
-fn claimed() -> MutexGuard<'static, Vec<Place>> {
+fn claimed() -> MutexGuard<'static, Vec<DevicePlace>> {
     CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// While it lives, nobody else in this process claims any of the device's bytes.
+/// While it lives, no one else in this process can claim any of these bytes.
 #[derive(Debug)]
 pub struct Claim {
-    place: Place,
+    place: DevicePlace,
 }
 
 impl Claim {

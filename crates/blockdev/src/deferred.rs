@@ -1,11 +1,10 @@
-//! A device that makes nothing durable before it is told that the work is done, and is written by threads of its own.
+//! A device that makes nothing durable until the work is finished. Threads of its own write it.
 //!
-//! For something that is being made, which nobody has yet: if the host goes down meanwhile, it is made again. Invariants:
-//! writes reach the device below in the order in which they came, and a read waits for all before it; only after
-//! [`Deferred::finish`] is anything that was written known to be durable, and then all of it; a failure is told by
-//! whatever is asked for next, and by all that follows ([`DeviceError::Failed`]); the device below is told to flush by one thread at a time, since
-//! it may say only once that something is lost; once anything has failed, the device below is left alone: what would
-//! come behind it is of no use.
+//! For something new that nobody uses yet: if the host crashes, it is made again. Invariants: writes reach the device
+//! below in the order in which they came, and a read waits for all before it; only after [`Deferred::finish`] is
+//! anything known to be durable, and then everything is; the next request reports a failure, and so do all after it
+//! ([`DeviceError::Failed`]); one thread at a time flushes the device below, since it may report a loss only once;
+//! after a failure, the device below is left alone.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -39,18 +38,18 @@ struct State {
     writing: bool,
     /// Somebody waits for all writes.
     hurry: bool,
-    /// What was written is to be on its way to where it is durable.
+    /// What was written should start on its way to stable storage.
     flush: bool,
-    /// A flush is under way.
+    /// A flush is in progress.
     flushing: bool,
-    /// Somebody waits to make the flush that counts.
+    /// Somebody waits to make the final flush.
     finishing: bool,
     failed: Option<DeviceError>,
     ended: bool,
 }
 
 impl Deferred {
-    /// Defers what `inner` is asked to make durable.
+    /// Defers the flushes of `inner`.
     pub fn new(inner: Arc<dyn BlockDevice>) -> Self {
         let shared = Arc::new(Shared { inner, state: Mutex::default(), changed: Condvar::new() });
         let (writer, flusher) = (Arc::clone(&shared), Arc::clone(&shared));
@@ -67,17 +66,17 @@ impl Deferred {
             state = self.shared.wait(state);
         }
         state.finishing = false;
-        // A hint may have been told that something is lost.
+        // An early flush may have been the one that got the error.
         state.check()?;
         self.shared.flush_below(state).check()
     }
 
-    /// What failed, if anything did.
+    /// The first failure, if there was one.
     pub fn failure(&self) -> Option<DeviceError> {
         self.shared.lock().check().err()
     }
 
-    /// Waits until nothing is under way to the device below any more, however it went.
+    /// Waits until no request to the device below is in progress, whether it fails or not.
     pub fn settle(&self) {
         let mut state = match self.shared.drained() {
             Ok(state) => state,
@@ -94,7 +93,7 @@ impl Drop for Deferred {
         self.shared.lock().ended = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // One that panicked has said so.
+            // A thread that panicked has recorded it.
             let _ = thread.join();
         }
     }
@@ -150,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// Has what was written sent on its way, so that little is left for the end.
+    /// Starts writing back early, so that little is left for the end.
     fn flush(&self) {
         let mut state = self.lock();
         while !state.ended {
@@ -162,7 +161,7 @@ impl Shared {
         }
     }
 
-    /// Flushes the device below, which nobody else does meanwhile.
+    /// Flushes the device below. Nobody else does so at the same time.
     fn flush_below<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         (state.flushing, state.flush) = (true, false);
         drop(state);
@@ -256,7 +255,7 @@ mod tests {
 
     #[test]
     fn what_a_hint_was_told_is_told_in_the_end() {
-        // The device says once that something is lost: to the flush that is under way first, and after all others.
+        // The device reports a loss once: to the flush that began first and ends last.
         let faulty = FaultDevice::new(memory(), vec![Fault::fail(Op::Flush, 0)]);
         let below = Arc::new(HoldDevice::new(Arc::new(faulty)));
         below.hold_next(|op, _| op == Op::Flush);
@@ -266,7 +265,7 @@ mod tests {
         below.wait_until_waiting();
         std::thread::scope(|scope| {
             let finish = scope.spawn(|| device.finish());
-            // The hint is told only when nobody else can be told any more.
+            // The early flush gets the error only when no one else can.
             while !finish.is_finished() && !device.shared.lock().finishing {
                 std::thread::yield_now();
             }
@@ -290,7 +289,7 @@ mod tests {
         assert!(device.finish().is_err());
     }
 
-    /// Of what came while a batch was being written, which failed, all was written.
+    /// What arrived while a failing batch was being written was written nevertheless.
     #[test]
     fn nothing_goes_to_a_device_that_has_failed() {
         let counter = Arc::new(Counter::new(memory()));
@@ -337,7 +336,7 @@ mod tests {
         }
     }
 
-    /// The thread was gone, and everybody waited for it.
+    /// The thread was gone, and everyone waited for it.
     #[test]
     fn a_panic_of_the_device_below_is_told_by_all_that_follows() {
         for op in [Op::Write, Op::Flush] {

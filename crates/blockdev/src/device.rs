@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::{AlignedBuf, DeviceError, Place, Storage};
+use crate::{AlignedBuf, DeviceError, DevicePlace};
 
 /// When a write must be on stable storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,8 +16,8 @@ pub enum Durability {
 
 /// A block device. All calls may be made from any number of threads at once.
 ///
-/// Two requests in flight on the same bytes give a mixture: each byte is from before or after, no order is kept
-/// between them. Whoever needs an order keeps it (a range lock, a buffer lock).
+/// Two requests in flight on the same bytes give a mixture: each byte is from before or after. The device keeps
+/// no order. Whoever needs one enforces it (a range lock, a buffer lock).
 pub trait BlockDevice: Send + Sync + Debug {
     /// Size in bytes, a multiple of [`sector_size`](Self::sector_size).
     fn size(&self) -> u64;
@@ -26,46 +26,48 @@ pub trait BlockDevice: Send + Sync + Debug {
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
     /// Fills `buf` from byte `offset`. `offset` and the length are whole sectors; the buffer's address may be
-    /// anything, but an [`AlignedBuf`] spares a copy on devices that transfer directly.
+    /// anything, but an [`AlignedBuf`] saves a copy on devices that transfer directly.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError>;
     /// Writes `buf` at byte `offset`; alignment as for [`read`](Self::read).
     fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError>;
-    /// Makes every write that completed before this call durable. A device without a flush is not an error, nor
-    /// is one that is open for reading only: nothing of it waits to become durable.
+    /// Makes every write that completed before this call durable. It is no error if the device has no flush, or
+    /// is open for reading only: then nothing waits to become durable.
     ///
-    /// That one failed is known for good: every flush and every [`Durability::Fua`] write that was under way beside it
-    /// fails too, and every later one, with the same error, since what was to be made durable is lost. Whoever makes a
-    /// device sees to that, and whoever stands before another one only has to ask that one. What a queue has in flight
-    /// is not waited for.
+    /// A failure is permanent: every flush and [`Durability::Fua`] write that was in progress fails too, and so does
+    /// every later one, with the same error, since data was lost. Devices guarantee this. Wrappers only have to ask
+    /// the device below. Requests that a queue has in flight are not waited for.
     fn flush(&self) -> Result<(), DeviceError>;
-    /// Whether a write that is to be [durable on completion](Durability::Fua) makes that write durable and no more, which
-    /// costs less than a flush. Where it does not, the device is flushed behind such a write, and many are better off with one
-    /// flush for all.
+    /// Whether a [durable write](Durability::Fua) costs less than a flush, as it makes only itself durable. Otherwise
+    /// the device is flushed after each such write, and many writes do better to share one flush.
     fn has_fua(&self) -> bool {
         false
     }
-    /// Whether what was written may wait in a cache for a flush. Where nothing does, a flush costs nothing, and nobody need
-    /// share one. Whoever stands before another device, and makes nothing else of writes and flushes, says what that one says.
+    /// Whether written data may wait in a cache for a flush. Without a cache a flush costs nothing, and there is no
+    /// need to share one. A wrapper that passes writes and flushes on gives the answer of the device below.
     fn has_write_cache(&self) -> bool {
         true
     }
-    /// Whether what goes wrong inside comes out as an error, and never as a panic. Whoever stands before another device, and
-    /// panics at nothing itself, says what that one says.
+    /// Whether failures are always errors and never panics. A wrapper that does not panic itself gives the answer of
+    /// the device below.
     fn catches_panics(&self) -> bool {
         false
     }
-    /// Where its bytes are kept: so that nobody writes a device that has a writer in this process already
-    /// ([`Claim`](crate::Claim)). Whoever stands before another device says what that one says.
-    fn place(&self) -> Place {
-        let address = std::ptr::from_ref(self).cast::<()>().addr();
-        Place { storage: Storage::Memory(address), start: 0, len: self.size() }
+    /// Where the bytes are kept, to keep a second writer in this process out ([`Claim`](crate::Claim)). A
+    /// wrapper gives the answer of the device below.
+    fn place(&self) -> DevicePlace {
+        DevicePlace::of_memory(self, self.size())
     }
-    /// Whether [`prefetch`](Self::prefetch) does anything: it does where bytes are in memory.
+    /// Whether [`prefetch`](Self::prefetch) does anything: it does if the bytes are in memory.
     fn prefetches(&self) -> bool {
         false
     }
-    /// Starts to bring what lies at byte `offset` nearer, and returns at once: a request on it comes next. Anything
-    /// may be asked for; what does not exist is left out.
+    /// Whether the bytes are in memory, so that a read waits for nothing and reading ahead gains nothing. A wrapper that
+    /// delays nothing gives the answer of the device below.
+    fn is_in_memory(&self) -> bool {
+        self.prefetches()
+    }
+    /// Starts to fetch what lies at byte `offset`, and returns at once: a request on it comes next. Any offset is
+    /// allowed; what does not exist is ignored.
     fn prefetch(&self, offset: u64) {
         let _ = offset;
     }
@@ -75,8 +77,8 @@ pub trait BlockDevice: Send + Sync + Debug {
 
 /// Requests in flight, owned by one thread. Buffers are lent to the queue and come back with the completion.
 ///
-/// A push fails only through the caller's own fault (no room, out of range, misaligned, read-only), and drops
-/// the buffer then; what the device does wrong comes with the completion. Requests complete in any order.
+/// A push fails only by a mistake of the caller (no room, out of range, misaligned, read-only), and then
+/// drops the buffer. Failures of the device come with the completion. Requests complete in any order.
 /// Dropping a queue waits for what the host already has and may carry out what was pushed but not submitted.
 pub trait IoQueue: Send {
     /// How many requests fit.
@@ -100,13 +102,13 @@ pub trait IoQueue: Send {
     fn wait(&mut self, min: u32, done: &mut dyn FnMut(Completion)) -> Result<u32, DeviceError>;
 }
 
-/// A request that is over.
+/// A finished request.
 #[derive(Debug)]
 pub struct Completion {
     /// The tag it was pushed with.
     pub tag: u64,
     /// Its buffer, filled if it was a read that succeeded.
     pub buf: AlignedBuf,
-    /// How it went.
+    /// The result.
     pub result: Result<(), DeviceError>,
 }

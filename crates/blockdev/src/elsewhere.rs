@@ -1,12 +1,12 @@
 //! Whether anybody else has a file open for writing, or has locked it: a virtual machine, an editor, a loop device.
 //!
-//! The kernel grants a read lease of a file only while nobody has its inode open for writing. It knows by the inode, so
-//! that neither another mount namespace nor overlayfs, which loop devices and their files can be hidden in, hide anybody.
-//! Only the file's owner, or who has `CAP_LEASE` or may become the owner (`CAP_SETUID`), may ask, and not every file
-//! system has leases: where that is so, nobody is found. Locks are looked at besides: that of a virtual machine is held
-//! also where its file is open for reading, or is open on another machine.
+//! The kernel grants a read lease of a file only while nobody has its inode open for writing. It goes by the inode, so
+//! an opener cannot hide in another mount namespace or in overlayfs, as loop devices and their files can. Only the
+//! file's owner may ask, or a process with `CAP_LEASE` or with `CAP_SETUID`, which can become the owner. Some file
+//! systems have no leases. In these cases no one is found. Locks are checked as well: a virtual machine holds one even
+//! if its file is open for reading, or is open on another machine.
 //!
-//! What this process has open itself is left out: a lease that is refused tells nothing then.
+//! Files that this process has open itself are skipped: then a refused lease says nothing.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -18,8 +18,7 @@ use rustix::fs::{OFlags, stat};
 
 use crate::{DeviceError, in_use};
 
-/// Some have it open for a moment and mean nothing by it: a loop device that is let go of, a process that was just
-/// forked off and is to become another program.
+/// Some have it open only for a moment: a loop device that is being detached, or a process between fork and exec.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -27,20 +26,20 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// this process is about to open it for writing.
 pub(crate) fn refuse_open(file: &File, path: &Path) -> Result<(), DeviceError> {
     let answer = ask(|| {
-        // Nobody locks it for a moment.
+        // A lock is never held for only a moment.
         if let Err(locked) = refuse_locked(file) {
             return Some(Err(locked));
         }
         if is_written(file) != Some(true) || is_ours(file) {
             return Some(Ok(()));
         }
-        // Names what can be named.
+        // Names the opener if it can.
         in_use::refuse_attached(file, path).err().map(Err)
     });
     answer.unwrap_or(Err(DeviceError::Locked))
 }
 
-/// Asks until there is an answer, or nobody is to be waited for any more.
+/// Asks until there is an answer or the time is up.
 fn ask<T>(mut question: impl FnMut() -> Option<T>) -> Option<T> {
     (0..TRIES).find_map(|nth| {
         if nth > 0 {
@@ -50,7 +49,7 @@ fn ask<T>(mut question: impl FnMut() -> Option<T>) -> Option<T> {
     })
 }
 
-/// Refuses what another process has locked in whole or in part, as virtual machines do.
+/// Refuses a file that another process has locked in whole or in part, as virtual machines do.
 pub(crate) fn refuse_locked(file: &impl AsRawFd) -> Result<(), DeviceError> {
     // SAFETY: `flock` is plain numbers, of which any are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -63,8 +62,8 @@ pub(crate) fn refuse_locked(file: &impl AsRawFd) -> Result<(), DeviceError> {
     if is_free || is_own { Ok(()) } else { Err(DeviceError::Locked) }
 }
 
-/// Who else writes, as far as one can tell, what is about to be read and has no lock: the kernel, which has it mounted,
-/// or a program that knows of no locks.
+/// Finds, as far as possible, a writer without a lock of a file that is about to be read: the kernel, which has it
+/// mounted, or a program that takes no locks.
 pub fn written_by(path: &Path) -> Option<String> {
     let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
@@ -89,7 +88,8 @@ pub fn is_locked(file: &impl AsRawFd) -> bool {
     refuse_locked(file).is_err()
 }
 
-/// What is said of a file that the kernel has attached as a loop device, and that hence must not be written.
+/// The error for a file that the kernel has attached as a loop device, and that therefore must not be
+/// written.
 pub fn attached_as(path: &Path) -> Option<String> {
     let file = File::open(path).ok()?;
     in_use::refuse_attached(&file, path).err().map(|error| error.to_string())
@@ -99,7 +99,7 @@ pub fn attached_as(path: &Path) -> Option<String> {
 fn is_written(file: &File) -> Option<bool> {
     let owner = || file.metadata().ok().map(|of| of.uid());
     let refused = match lease(file) {
-        // Root in a container may seldom ask about the files of others, but be the others.
+        // Root in a container can seldom ask about the files of other users, but can become them.
         Err(libc::EACCES) => owner().map_or(Ok(()), |owner| as_user(owner, || lease(file))),
         other => other,
     };
@@ -110,7 +110,7 @@ fn is_written(file: &File) -> Option<bool> {
     }
 }
 
-/// Takes a read lease and gives it back; what the kernel said if it was not granted.
+/// Takes a read lease and gives it back; gives the kernel's error if it was not granted.
 fn lease(file: &File) -> Result<(), libc::c_int> {
     let command = |command, number: libc::c_int| {
         // SAFETY: these commands take a number, and no memory.
@@ -119,16 +119,16 @@ fn lease(file: &File) -> Result<(), libc::c_int> {
             _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
         }
     };
-    // Who opens the file for writing in the moment of the lease has a signal sent to us: one that does nothing, where
-    // that of old would end the process.
+    // If someone opens the file for writing during the lease, the kernel sends us a signal. We choose one that does
+    // nothing; the default would end the process.
     command(F_SETSIG, libc::SIGURG)?;
     command(libc::F_SETLEASE, libc::F_RDLCK)?;
     command(libc::F_SETLEASE, libc::F_UNLCK)
 }
 
-/// Does something as a user, in so far as files are concerned, if this thread may become that one.
+/// Calls `work` with the file-system user ID of another user, if this thread may take it.
 fn as_user<T>(user: u32, work: impl FnOnce() -> T) -> T {
-    // SAFETY: it takes a number, and concerns this thread alone.
+    // SAFETY: it takes a number, and affects only this thread.
     let before = unsafe { libc::setfsuid(user) };
     let done = work();
     if let Ok(before) = u32::try_from(before) {
@@ -151,7 +151,7 @@ fn is_ours(file: &File) -> bool {
     })
 }
 
-/// Whether a descriptor can write, by what the kernel says of it.
+/// Whether a descriptor can write, from the kernel's record of it.
 fn can_write(info: &Path) -> bool {
     let info = fs::read_to_string(info).unwrap_or_default();
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -172,7 +172,7 @@ mod tests {
         assert!(is_written(&read) == Some(true) && is_ours(&read));
         refuse_open(&read, file.path()).unwrap();
         let path = file.into_temp_path();
-        // Another test may have forked this moment.
+        // Another test may have forked at this moment.
         while is_written(&read) != Some(false) {
             std::thread::sleep(PAUSE);
         }

@@ -1,10 +1,11 @@
-//! What can go wrong with a device: one narrow enum, where the caller's faults and the host's stand apart.
+//! What can go wrong with a device: one narrow enum, which separates mistakes of the caller from failures
+//! of the host.
 
 /// Why a device refused or failed a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The request lies wholly or in part behind the end of the device.
+    /// The request lies wholly or in part past the end of the device.
     #[error("{len} bytes at byte {offset} lie outside the device of {size} bytes")]
     OutOfRange {
         /// First byte of the request.
@@ -32,25 +33,25 @@ pub enum DeviceError {
         "another process or the kernel has it open for writing, locked or mounted: wait until that is done, or end it"
     )]
     Locked,
-    /// Another process reads the image, which is to be written.
+    /// The image is to be written, and another process reads it.
     #[error("another process is reading it: wait until that is done, or end it")]
     BeingRead,
-    /// Another process writes the image, which is to be read.
+    /// The image is to be read, and another process writes it.
     #[error(
         "another process is writing it, so that what is read would be of several moments: wait until that is done, or \
          end it"
     )]
     BeingWritten,
-    /// The kernel has the image attached as a loop device: which, and what to do.
+    /// The kernel has the image attached as a loop device: its name, and what to do.
     #[error("{0}")]
     Attached(String),
-    /// The file was removed while its lock was waited for, or another one has its name now.
+    /// While we waited for the lock, the file was removed, or another file took its name.
     #[error("another file has taken its place meanwhile, or it is gone: try again")]
     Replaced,
     /// This process has the device open for writing already.
     #[error("this process has it open for writing already: close that first")]
     Claimed,
-    /// Whoever had the device has let go of it.
+    /// The owner of the device has given it up.
     #[error("nobody uses the device any more")]
     Ended,
     /// The queue holds as many requests as it has room for.
@@ -68,7 +69,7 @@ pub enum DeviceError {
         /// What the host said.
         source: std::io::Error,
     },
-    /// A request failed before, in this way, and so does every other from then on.
+    /// A request failed before in this way. All later requests fail too.
     #[error("{0}")]
     Failed(String),
     /// The device could not be opened or set up.
@@ -87,7 +88,7 @@ impl DeviceError {
         Self::Io { op, offset, len: len as u64, source: source.into() }
     }
 
-    /// The same failure, for somebody else whom it concerns.
+    /// A copy of the failure, for another caller.
     pub fn again(&self) -> Self {
         let again = |source: &std::io::Error| match source.raw_os_error() {
             Some(errno) => std::io::Error::from_raw_os_error(errno),

@@ -1,11 +1,10 @@
-//! That a flush failed is told to everybody whom it concerns.
+//! Reports the failure of a flush to everyone concerned.
 //!
-//! The system says of a descriptor once that what was written through it is lost, to whoever asks first; whoever asks
-//! beside or after that is told that all is well. A write that is durable when it returns asks as a flush does. Invariants:
-//! one of these that was under way beside one that failed fails with it, and so does every later one, without asking again;
-//! no lock is held meanwhile, so they go on side by side and wait for one another at their end alone. What a queue does is
-//! not waited for, since only the thread that owns it brings it to an end: it fails from then on when another one has
-//! failed, and another one when it has.
+//! The system reports a lost write once, to whoever flushes the descriptor first. Others that flush at the same time or
+//! later are told that all is well. A durable write counts as a flush here. Invariants: if one fails, those in progress
+//! at the same time fail too, and so do all later ones, without asking again; no lock is held during a flush, so they
+//! run side by side and wait for each other only at the end. Requests of a queue are not waited for, since only the
+//! thread that owns the queue can complete them. They fail once another has failed, and the other way round.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,20 +16,20 @@ use crate::DeviceError;
 pub(crate) struct Flushes {
     state: Mutex<State>,
     ended: Condvar,
-    /// Whether there is a failure, for those who need not wait.
+    /// Whether there is a failure: spares the lock.
     has_failed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The number of the next one.
+    /// The number of the next flush.
     next: u64,
     under_way: Vec<u64>,
     /// The first failure, kept for good.
     failure: Option<DeviceError>,
 }
 
-/// One that is under way.
+/// A flush in progress.
 struct UnderWay<'a> {
     flushes: &'a Flushes,
     number: u64,
@@ -48,8 +47,8 @@ impl Flushes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out a flush or a durable write, unless one has failed before. It succeeds if no other fails that was under
-    /// way beside it.
+    /// Carries out a flush or a durable write, unless one has failed before. It succeeds if none that was in progress
+    /// at the same time fails.
     pub(crate) fn carry_out(
         &self,
         flush: impl FnOnce() -> Result<(), DeviceError>,
@@ -81,7 +80,7 @@ impl Flushes {
         }
     }
 
-    /// The outcome of a durable write that a queue has done.
+    /// The result of a durable write of a queue.
     pub(crate) fn of_queue(&self, outcome: Result<(), DeviceError>) -> Result<(), DeviceError> {
         if outcome.is_ok() && !self.has_failed.load(Ordering::Acquire) {
             return Ok(());
@@ -90,7 +89,7 @@ impl Flushes {
         self.lock().check()
     }
 
-    /// How many are under way.
+    /// How many are in progress.
     #[cfg(test)]
     pub(crate) fn under_way(&self) -> usize {
         self.lock().under_way.len()
@@ -120,7 +119,8 @@ mod tests {
         matches!(outcome, Err(DeviceError::Io { source, .. }) if source.raw_os_error() == Some(EIO))
     }
 
-    /// The system told the first, late, and the second that all is well, though what it asked about was lost.
+    /// The system reported the loss to the first, late, and told the second that all was well, though its
+    /// data was lost.
     #[test]
     fn whoever_flushes_beside_a_failure_is_told() {
         let flushes = Flushes::default();
@@ -144,7 +144,7 @@ mod tests {
                 })
             });
             was_asked.recv().unwrap();
-            // The second has its answer before the first has.
+            // The second gets its answer before the first.
             while flushes.under_way() > 1 && !second.is_finished() {
                 thread::yield_now();
             }

@@ -1,8 +1,8 @@
 //! Whether the kernel has an image file, or what a block device holds, attached as a loop device.
 //!
-//! The kernel takes no lock on it, and what it has in memory of a volume would be lost, or written over what is done
-//! here. Loop devices belong to the whole machine, so that one that is mounted in another mount namespace is found too:
-//! by the device and inode number that the kernel keeps of the file, or, for who may not ask that, by the file's name.
+//! The kernel takes no lock on it. What it caches of a mounted volume would be lost, or would overwrite our changes.
+//! Loop devices belong to the whole machine, so one that is mounted in another mount namespace is found too: by the
+//! device and inode number of its file, or, without the permission to ask for these, by the file's name.
 //!
 //! Not found: a loop device that is made later, or whose file lies behind another file system (`elsewhere` sees it if
 //! it writes). Of a block device the kernel keeps a claim of its own
@@ -20,10 +20,10 @@ use rustix::ioctl::{Getter, Opcode, ioctl};
 use crate::layers::{self, Layer};
 use crate::{DeviceError, Storage};
 
-/// A loop device that was just unmounted is let go of by the kernel in its own time.
+/// The kernel detaches a loop device some time after it was unmounted.
 const DETACH_RETRIES: u32 = 50;
 const DETACH_PAUSE: Duration = Duration::from_millis(10);
-/// The file is let go of when the device is closed last.
+/// The file is detached at the last close of the device.
 const AUTOCLEAR: u32 = 4;
 
 /// `struct loop_info64`.
@@ -61,8 +61,7 @@ pub(crate) fn refuse_attached(file: &File, path: &Path) -> Result<(), DeviceErro
     refuse_while(|| attached(file, path))
 }
 
-/// Refuses a block device of whose bytes a loop device has some that does not lie below it, or that lies on one which
-/// is in use itself.
+/// Refuses a block device that shares bytes with a loop device not below it, or that lies on a device in use.
 pub(crate) fn refuse_layered(number: u64) -> Result<(), DeviceError> {
     let own = layers::of_disk(number);
     if let Some(busy) = own.iter().skip(1).find_map(in_use) {
@@ -73,7 +72,7 @@ pub(crate) fn refuse_layered(number: u64) -> Result<(), DeviceError> {
     refuse_while(|| sharing(&own))
 }
 
-/// A loop device, other than these layers, that has some of their bytes.
+/// A loop device, other than these layers, that shares bytes with them.
 fn sharing(own: &[Layer]) -> Option<Attached> {
     let is_own = |number| own.iter().any(|layer| layer.place.storage == Storage::Disk(number));
     fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {
@@ -88,7 +87,7 @@ fn sharing(own: &[Layer]) -> Option<Attached> {
     })
 }
 
-/// The name of a disk that is mounted, or claimed by anybody.
+/// The name of a disk that is mounted or claimed.
 fn in_use(layer: &Layer) -> Option<String> {
     let name = layer.name.as_deref()?;
     let path = Path::new("/dev").join(name);
@@ -113,14 +112,15 @@ pub(crate) fn writing(file: &File, path: &Path) -> Option<(String, bool)> {
     Some((format!("/dev/{}{at}", found.name), is_going))
 }
 
-/// That a block device is mounted, as far as this process can see: to ask for more would keep out others meanwhile.
+/// Whether a block device is mounted, as far as this process can see: a closer check would keep others out
+/// meanwhile.
 pub(crate) fn mounted(number: u64) -> Option<String> {
     let own = layers::of_disk(number);
     let place = mount_place(own.first()?.name.as_deref()?)?;
     Some(format!("the kernel, mounted at {place}"))
 }
 
-/// Refuses what is attached, if it is not about to be let go of.
+/// Refuses a file that is attached, unless it is about to be detached.
 fn refuse_while(attached: impl Fn() -> Option<Attached>) -> Result<(), DeviceError> {
     for _ in 0..DETACH_RETRIES {
         let Some(attached) = attached() else { return Ok(()) };
@@ -148,7 +148,7 @@ fn attached(file: &File, path: &Path) -> Option<Attached> {
     let full = fs::canonicalize(path).ok();
     for entry in fs::read_dir("/sys/block").ok()?.flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
-        // Only an attached one has this file.
+        // Only an attached loop device has this file.
         let Ok(backing) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
         let backing = Path::new(backing.trim_end_matches('\n'));
         let (is_it, flags) = match status(&name) {
@@ -178,7 +178,7 @@ fn status(name: &str) -> Option<LoopStatus> {
     unsafe { ioctl(&device, Getter::<GET_STATUS, LoopStatus>::new()) }.ok()
 }
 
-/// Whether that is the disk of this name: what is not that device is not opened, as it could be anything.
+/// Whether the path is the disk of this name: anything else is not opened.
 fn is_device(path: &Path, name: &str) -> bool {
     let number = layers::number(&Path::new("/sys/class/block").join(name));
     let found = fs::metadata(path).ok().filter(|found| found.file_type().is_block_device());
@@ -207,7 +207,7 @@ pub(crate) fn backing(name: &str) -> Option<Storage> {
     Some(of(found.dev(), found.ino(), found.rdev()))
 }
 
-/// The one flag that `/sys` tells everybody.
+/// The one flag that anyone can read in `/sys`.
 fn flags_of(name: &str) -> u32 {
     let autoclear = fs::read_to_string(format!("/sys/block/{name}/loop/autoclear"));
     if autoclear.is_ok_and(|text| text.trim_end() == "1") { AUTOCLEAR } else { 0 }

@@ -1,9 +1,9 @@
-//! Memory in the host's large pages, kept for who wants some next.
+//! Memory in the host's large pages, kept for reuse.
 //!
-//! It comes in long mappings that stay: to map, advise and unmap each page would stop all threads of the process that touch
-//! memory for the first time. A few pages are kept as they are, since the host clears what it gives, a large page at once.
+//! It comes in long mappings that stay: to map, advise and unmap each page would stop all threads that touch new
+//! memory. A few pages keep their memory, since the host must clear each large page that it gives.
 //!
-//! Invariant: a page is somebody's or in one of the lists, once.
+//! Invariant: a page is either in use or in exactly one of the lists.
 
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,12 +15,12 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
 /// Pages that are mapped at a time. Those that nobody has used take no memory.
 const MAPPED: usize = 128;
-/// Pages that keep their memory while they are nobody's.
+/// Unused pages that keep their memory.
 const WARM_MAX: usize = 8;
 
-/// The pages that are nobody's.
+/// The unused pages.
 struct Spare {
-    /// With what they were last used for.
+    /// Still holding old data.
     warm: Vec<Page>,
     /// Without memory.
     cold: Vec<Page>,
@@ -35,11 +35,11 @@ unsafe impl Send for Page {}
 static SPARE: Mutex<Spare> = Mutex::new(Spare { warm: Vec::new(), cold: Vec::new() });
 
 fn spare() -> MutexGuard<'static, Spare> {
-    // Nothing panics between two changes that belong together.
+    // A panic cannot leave the lists half changed.
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A page that is the caller's until it is given back. What it holds is left from others, or zeroes.
+/// A page for the caller, until it is given back. It holds zeroes or old data.
 pub(crate) fn take() -> HostResult<NonNull<u8>> {
     let mut spare = spare();
     if let Some(page) = spare.warm.pop().or_else(|| spare.cold.pop()) {
@@ -68,11 +68,12 @@ pub(crate) unsafe fn give_back(page: NonNull<u8>) {
     spare().cold.push(Page(page));
 }
 
-/// A mapping of `len` zero bytes, from the beginning of a large page on. An allocator may have touched what it gives: then it
-/// is in small pages for good.
+/// A mapping of `len` zero bytes, from the beginning of a large page on. Memory from an allocator may have been
+/// touched: then it stays in small pages.
 pub(crate) fn map(len: usize) -> HostResult<NonNull<u8>> {
     let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-    // Hosts of today choose such an address unasked; of a longer mapping some part begins at one.
+    // Current hosts choose such an address by themselves. In a longer mapping, some part begins at
+    // one.
     let mut extra = 0;
     let (base, start) = loop {
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing that is in use.
@@ -88,7 +89,7 @@ pub(crate) fn map(len: usize) -> HostResult<NonNull<u8>> {
     let pages = len.next_multiple_of(rustix::param::page_size());
     // SAFETY: these parts of the mapping just made lie before and behind what is given; the advice does not change its contents.
     unsafe {
-        // What stays there was never touched, and takes no memory.
+        // The rest was never touched, and takes no memory.
         if start > 0 {
             let _stays_or_goes = munmap(base.cast(), start);
         }
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// What is taken is nobody else's, and what is given back is given again.
+    /// A page has one user at a time, and comes back after it was given back.
     #[test]
     fn a_page_is_one_owners() {
         let threads: Vec<_> = (0..4u8)

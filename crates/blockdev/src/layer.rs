@@ -1,15 +1,15 @@
-//! What stands before another device: [`Layer`] says what it does otherwise, and all else is passed on.
+//! Wrappers around devices: a [`Layer`] implements what it changes, and passes everything else on.
 //!
-//! Invariant: size, sectors and place are those of the device below, so that a layer can be put around a device in use
-//! and nobody takes it for another one ([`Claim`](crate::Claim)). Queues go through the layer's own calls, unless it has
-//! queues of its own: no request gets past it.
+//! Invariant: unless a layer says otherwise, size, sectors and place are those of the device below, so a layer can wrap a
+//! device in use without being taken for another one ([`Claim`](crate::Claim)). Unless the layer has queues of its own,
+//! queues use its calls: no request bypasses it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place};
+use crate::{BlockDevice, BlockingQueue, DeviceError, DevicePlace, Durability, IoQueue};
 
-/// A device that stands before another one. It implements what it does otherwise, and is a [`BlockDevice`] by that.
+/// A wrapper around another device. It implements what it changes, and becomes a [`BlockDevice`].
 ///
 /// ```
 /// use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
@@ -38,6 +38,21 @@ pub trait Layer: Send + Sync + Debug {
     /// The device below.
     fn below(&self) -> &Arc<dyn BlockDevice>;
 
+    /// Size in bytes.
+    fn pass_size(&self) -> u64 {
+        self.below().size()
+    }
+
+    /// Smallest unit of a request, in bytes.
+    fn pass_sector_size(&self) -> u32 {
+        self.below().sector_size()
+    }
+
+    /// Whether writes are refused.
+    fn pass_read_only(&self) -> bool {
+        self.below().is_read_only()
+    }
+
     /// What a read does.
     fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         self.below().read(offset, buf)
@@ -64,6 +79,34 @@ pub trait Layer: Send + Sync + Debug {
         true
     }
 
+    /// Whether what goes wrong inside comes out as an error. Whoever panics at nothing itself may say what the device below
+    /// says.
+    fn pass_catches_panics(&self) -> bool {
+        false
+    }
+
+    /// Where the bytes are kept.
+    fn pass_place(&self) -> DevicePlace {
+        self.below().place()
+    }
+
+    /// Whether hints of what is asked for next do anything.
+    fn pass_prefetches(&self) -> bool {
+        false
+    }
+
+    /// Whether reads wait for nothing.
+    fn pass_in_memory(&self) -> bool {
+        self.pass_prefetches()
+    }
+
+    /// What such a hint does.
+    fn pass_prefetch(&self, offset: u64) {
+        if self.pass_prefetches() {
+            self.below().prefetch(offset);
+        }
+    }
+
     /// A queue whose requests do what calls do.
     fn pass_queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError>
     where
@@ -75,15 +118,15 @@ pub trait Layer: Send + Sync + Debug {
 
 impl<L: Layer + 'static> BlockDevice for L {
     fn size(&self) -> u64 {
-        self.below().size()
+        self.pass_size()
     }
 
     fn sector_size(&self) -> u32 {
-        self.below().sector_size()
+        self.pass_sector_size()
     }
 
     fn is_read_only(&self) -> bool {
-        self.below().is_read_only()
+        self.pass_read_only()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
@@ -106,8 +149,24 @@ impl<L: Layer + 'static> BlockDevice for L {
         self.pass_write_cache()
     }
 
-    fn place(&self) -> Place {
-        self.below().place()
+    fn catches_panics(&self) -> bool {
+        self.pass_catches_panics()
+    }
+
+    fn place(&self) -> DevicePlace {
+        self.pass_place()
+    }
+
+    fn prefetches(&self) -> bool {
+        self.pass_prefetches()
+    }
+
+    fn is_in_memory(&self) -> bool {
+        self.pass_in_memory()
+    }
+
+    fn prefetch(&self, offset: u64) {
+        self.pass_prefetch(offset);
     }
 
     fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {

@@ -1,31 +1,31 @@
 //! What a block device lies on: a partition on its disk, a loop device on a file or on another block device.
 //!
-//! Taken from `/sys`, which tells everybody; what it does not tell ends the list. Lists are bounded, since loop devices
-//! may be made and taken away meanwhile. What the device mapper has is not followed: it claims what it lies on.
+//! Read from `/sys`, which anyone may read. Lists are bounded, since loop devices may come and go meanwhile. Devices
+//! below the device mapper are not followed: it claims them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Place, Storage, in_use};
+use crate::{DevicePlace, Storage, in_use};
 
-/// Loop devices lie on each other only so deep.
+/// The most loop devices that lie on each other.
 const MAX_LAYERS: usize = 32;
-/// `/sys` counts in these, whatever the disk's are.
+/// The unit of `/sys`, whatever the disk's sectors are.
 const SECTOR: u64 = 512;
 
-/// One of the things that hold a device's bytes.
+/// One of the layers that hold a device's bytes.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    /// The bytes there.
-    pub place: Place,
+    /// The range of bytes in it.
+    pub place: DevicePlace,
     /// The disk's or partition's name; `None`: it is a file.
     pub name: Option<String>,
 }
 
-/// The device of this number, and all that it lies on, from above. A partition's place is that on its disk.
+/// The device of this number and all layers below it, from the top. A partition is a range of its disk.
 pub(crate) fn of_disk(number: u64) -> Vec<Layer> {
     let mut layers = Vec::new();
-    let mut place = Place { storage: Storage::Disk(number), start: 0, len: u64::MAX };
+    let mut place = DevicePlace { storage: Storage::Disk(number), start: 0, len: u64::MAX };
     while layers.len() < MAX_LAYERS
         && let Storage::Disk(number) = place.storage
     {
@@ -54,10 +54,10 @@ pub(crate) fn of_disk(number: u64) -> Vec<Layer> {
     layers
 }
 
-/// Where bytes lie in what is below, of which `len` bytes from `start` on are the upper one (0: all that follow).
-fn below(place: Place, storage: Storage, start: u64, len: u64) -> Place {
+/// Where bytes lie in the layer below. The upper one is `len` bytes from `start` on (0: all of the rest).
+fn below(place: DevicePlace, storage: Storage, start: u64, len: u64) -> DevicePlace {
     let room = if len == 0 { u64::MAX } else { len.saturating_sub(place.start) };
-    Place { storage, start: place.start.saturating_add(start), len: place.len.min(room) }
+    DevicePlace { storage, start: place.start.saturating_add(start), len: place.len.min(room) }
 }
 
 /// A device's folder in `/sys`.
@@ -67,7 +67,7 @@ fn folder(number: u64) -> PathBuf {
     fs::canonicalize(&link).unwrap_or(link)
 }
 
-/// The number of the device that a folder in `/sys` is about.
+/// The device number of a folder in `/sys`.
 pub(crate) fn number(folder: &Path) -> Option<u64> {
     let text = fs::read_to_string(folder.join("dev")).ok()?;
     let (major, minor) = text.trim_end().split_once(':')?;
@@ -86,12 +86,12 @@ mod tests {
 
     #[test]
     fn a_place_below_is_cut_to_the_part_that_is_there() {
-        let whole = Place { storage: Storage::Disk(1), start: 0, len: u64::MAX };
+        let whole = DevicePlace { storage: Storage::Disk(1), start: 0, len: u64::MAX };
         let file = Storage::File(1, 2);
         let part = below(whole, file, 1000, 500);
-        assert_eq!(part, Place { storage: file, start: 1000, len: 500 });
-        let inner = below(Place { start: 100, len: 1000, ..whole }, file, 1000, 500);
-        assert_eq!(inner, Place { storage: file, start: 1100, len: 400 });
+        assert_eq!(part, DevicePlace { storage: file, start: 1000, len: 500 });
+        let inner = below(DevicePlace { start: 100, len: 1000, ..whole }, file, 1000, 500);
+        assert_eq!(inner, DevicePlace { storage: file, start: 1100, len: 400 });
         assert_eq!(below(whole, file, 8, 0).len, u64::MAX);
     }
 }

@@ -1,15 +1,15 @@
 //! Keeps writers of an image apart from each other and from readers.
 //!
-//! A writer has the lock alone, readers share it. Within one process a reader may stand beside a writer, as who copies
-//! from one place of an image to another has both: who reads takes no lock where the process writes, and who comes to
-//! write lets go of those that the process reads with.
+//! A writer has the lock alone, readers share it. Within one process a reader and a writer may coexist, as in a copy
+//! within an image: a reader takes no lock if its process writes, and a new writer releases the locks of its process's
+//! readers.
 //!
-//! `flock` it is, not POSIX record locks: it belongs to the open file description, so that closing some other
-//! descriptor of the same file does not release it and a second open in this same process is kept out too. OFD
-//! record locks share that, but they need write access for an exclusive lock and say nothing to the tools that
-//! look at block devices: udev and systemd leave a device alone while somebody holds its `flock`. A lock is
-//! advisory: a program that does not ask is not kept out; for block devices the kernel's own claim (`O_EXCL`)
-//! is taken too, and that one also keeps `mount` out.
+//! The lock is `flock`, not POSIX record locks: `flock` belongs to the open file description, so that closing
+//! some other descriptor of the same file does not release it and a second open in this same process is kept
+//! out too. OFD record locks share that, but they need write access for an exclusive lock and say nothing to
+//! the tools that look at block devices: udev and systemd leave a device alone while somebody holds its
+//! `flock`. A lock is advisory: a program that does not ask is not kept out; for block devices the kernel's
+//! own claim (`O_EXCL`) is taken too, and that one also keeps `mount` out.
 
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +21,8 @@ use rustix::io::Errno;
 use crate::file::host::retry;
 use crate::{DeviceError, Storage};
 
-/// Some hold a lock for milliseconds and mean nothing by it: udev, while it probes a device that was just closed; and a
-/// process that was just forked off the last holder, until it becomes another program.
+/// Some hold a lock for only milliseconds: udev, while it probes a device that was just closed, and a process that the
+/// last holder forked, until it calls exec.
 const PROBE_RETRIES: u32 = 20;
 const PROBE_PAUSE: Duration = Duration::from_millis(10);
 
@@ -81,7 +81,7 @@ pub(crate) fn lock_for_writing(file: &File, storage: Storage) -> Result<Lock, De
     }
 }
 
-/// Takes the reader's lock of `file`; `None` where this process writes it, or where it cannot be locked.
+/// Takes the reader's lock of `file`; `None` if this process writes the file, or if it cannot be locked.
 pub(crate) fn lock_for_reading(file: &File, storage: Storage) -> Result<Option<Lock>, DeviceError> {
     for _ in 0..=PROBE_RETRIES {
         let mut all = held();
@@ -103,13 +103,13 @@ fn take(file: &File, operation: FlockOperation) -> Result<(), Errno> {
     retry(|| flock(file, operation))
 }
 
-/// Takes the writer's lock, if need be from readers that are this process.
+/// Takes the writer's lock, if need be from readers of this process.
 fn take_alone(file: &File, storage: Storage, all: &[Arc<Held>]) -> Result<(), Errno> {
     let alone = || take(file, FlockOperation::NonBlockingLockExclusive);
     let own = || all.iter().filter(|held| held.storage == storage);
     match alone() {
         Err(Errno::WOULDBLOCK) if own().next().is_some() && own().all(|held| !held.is_writer) => {
-            // Neither can fail but for one thing: who has come between has it alone, and is met as it would have been.
+            // These can only fail if another process came in between. It has the lock alone, and is reported as usual.
             let readers = |operation| {
                 for held in own() {
                     let _met = take(&held.file, operation);
@@ -122,7 +122,7 @@ fn take_alone(file: &File, storage: Storage, all: &[Arc<Held>]) -> Result<(), Er
     }
 }
 
-/// Whom a writer has met.
+/// The error for the holder that a writer found.
 fn who_has(file: &File) -> DeviceError {
     match take(file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => DeviceError::BeingRead,

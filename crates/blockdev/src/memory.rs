@@ -1,8 +1,8 @@
 //! Memory as a device: of its own, a copy of a file, or a file mapped into the address space (tmpfs, DAX).
 //!
 //! A request is a bounds check and a copy. Invariants: the mapping begins at a page, and has at least `geometry.size()`
-//! bytes; once there is a device, they are touched through [`racing`] alone; they stay until it is dropped, as nobody else
-//! can take them away, or the caller has promised that nobody does.
+//! bytes; once there is a device, they are touched through [`racing`] alone; they stay until it is dropped, as no one
+//! else can take them away, or the caller has promised that no one does.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,16 +20,16 @@ use crate::flushes::Flushes;
 use crate::lock::Lock;
 use crate::memory_queue::MemoryQueue;
 use crate::prefetch::prefetch_memory;
-use crate::{BlockDevice, DeviceError, Durability, IoQueue, Place, Storage, racing};
+use crate::{BlockDevice, DeviceError, DevicePlace, Durability, IoQueue, Storage, racing};
 
-/// How much of a request is brought near before it starts: what the processor can wait for at once; it finds
-/// the rest by itself once the copy runs.
+/// How much of a request is prefetched before it starts: as much as the processor can fetch at once. It
+/// finds the rest by itself once the copy runs.
 const PREFETCH_BYTES: usize = 512;
 
-/// How much of a request in a queue, while others are copied: enough for the processor to go on with the rest.
+/// The same for a request in a queue, while others are copied: enough for the processor to continue by itself.
 const PREFETCH_QUEUED_BYTES: usize = 1024;
 
-/// Requests are whole units.
+/// Requests are whole units of `racing`.
 const _: () = assert!(SECTOR_BYTES_MIN as usize == racing::UNIT);
 
 /// How a memory device is made.
@@ -59,21 +59,21 @@ impl MemoryOptions {
         self
     }
 
-    /// Asks the host for large pages, which spares address translations when requests are small and random.
+    /// Asks the host for large pages, which saves address translations when requests are small and random.
     /// Advice: a host that has none ignores it.
     pub fn huge_pages(mut self, wanted: bool) -> Self {
         self.huge_pages = wanted;
         self
     }
 
-    /// Whether memory of its own is shared memory, as the pages of a file on tmpfs are. It is a file without a name, sealed
-    /// so that nobody can cut it short.
+    /// Whether anonymous memory is shared memory, like the pages of a file on tmpfs. It is a file without a name,
+    /// sealed so that no one can truncate it.
     pub fn shmem(mut self, wanted: bool) -> Self {
         self.shmem = wanted;
         self
     }
 
-    /// Whether a mapped file is opened for writing; memory of its own always is writable.
+    /// Whether a mapped file is opened for writing. Anonymous memory is always writable.
     pub fn write(mut self, write: bool) -> Self {
         self.write = write;
         self
@@ -86,7 +86,7 @@ impl MemoryOptions {
         Ok(MemoryDevice::new(mapping, geometry))
     }
 
-    /// Memory of its own that holds what a file or a block device does now. Its holes take no memory.
+    /// Anonymous memory with a copy of a file or a block device. Holes take no memory.
     pub fn copy_of(&self, path: impl AsRef<Path>) -> Result<MemoryDevice, DeviceError> {
         let path = path.as_ref();
         let failed = |e| DeviceError::setup(format!("reading {}", path.display()), e);
@@ -108,14 +108,14 @@ impl MemoryOptions {
     ///
     /// # Safety
     /// Until the device is dropped
-    /// - nobody cuts the file short, in this process or another, and its file system neither fails to read it nor has no room
-    ///   where it has a hole. The kernel kills by a signal (`SIGBUS`) whoever touches a page that cannot be had: there is no
-    ///   error that could be given. Locks do not see to it; programs that know of none may cut what is locked;
-    /// - nobody in this process maps the file in another way than this, nor touches it so.
+    /// - no one truncates the file, in this process or another, and its file system neither fails to read it nor runs
+    ///   out of space for a hole. The kernel sends `SIGBUS` to a process that touches a page it cannot provide, and
+    ///   that ends the process. Locks do not prevent this: a program without locks can truncate a locked file;
+    /// - no one in this process maps the file in another way or accesses another mapping.
     ///
-    /// Where that cannot be promised, take a [`FileDevice`](crate::FileDevice), of which
-    /// [`FileOptions::in_memory`](crate::FileOptions::in_memory) makes much the same, a [copy](Self::copy_of), or
-    /// [shared memory](Self::shmem) without a name.
+    /// If you cannot promise that, use a [`FileDevice`](crate::FileDevice) with
+    /// [`FileOptions::in_memory`](crate::FileOptions::in_memory), which is almost as fast, a
+    /// [copy](Self::copy_of), or [shared memory](Self::shmem) without a name.
     pub unsafe fn map_file(&self, path: impl AsRef<Path>) -> Result<MemoryDevice, DeviceError> {
         let path = path.as_ref();
         let opened = host::open(path, self.write, false)?;
@@ -157,7 +157,7 @@ fn mappable(geometry: Geometry, what: impl Fn() -> String) -> Result<usize, Devi
     }
 }
 
-/// A file without a name, of which nobody can take away a page.
+/// A file without a name that no one can shrink.
 fn sealed_file(len: usize) -> HostResult<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(memfd_create("uxfs-memory-device", flags)?);
@@ -250,7 +250,7 @@ impl MemoryDevice {
         self.mapping.base.as_ptr().wrapping_add(offset as usize)
     }
 
-    /// Asks for the first lines of a request that comes soon; of none that is not inside.
+    /// Prefetches the first lines of a request that comes soon, if it lies inside.
     #[inline]
     pub(crate) fn prefetch_request(&self, offset: u64, len: usize) {
         let len = len.min(PREFETCH_QUEUED_BYTES);
@@ -291,10 +291,10 @@ impl BlockDevice for MemoryDevice {
         true
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> DevicePlace {
         let own = Storage::Memory(self.mapping.base.addr().get());
         let storage = self.file.as_ref().map_or(own, |file| file.storage);
-        Place { storage, start: 0, len: self.size() }
+        DevicePlace { storage, start: 0, len: self.size() }
     }
 
     #[inline]

@@ -1,4 +1,4 @@
-//! A queue on memory, whose requests are copies that the caller's own thread makes while it waits.
+//! A queue on memory. Its requests are copies, which the caller's thread makes while it waits.
 //!
 //! A copy of a random page waits for memory most of the time, and the queue knows what comes next: the first lines of
 //! the requests to come are asked for while an earlier one is copied. Requests are carried out in small batches, oldest
@@ -17,7 +17,7 @@ use crate::{AlignedBuf, Completion, DeviceError, Durability, IoQueue};
 /// Requests that are copied before they are handed out: few enough for the nearest cache.
 const BATCH: usize = 4;
 
-/// How many requests ahead of the one that is copied memory is asked for.
+/// How many requests ahead of the copy memory is prefetched.
 const AHEAD: usize = 2;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ struct Request {
     offset: u64,
     buf: AlignedBuf,
     tag: u64,
-    /// Of one that is carried out.
+    /// The completion of a request that was carried out.
     result: Result<(), DeviceError>,
 }
 
@@ -90,13 +90,13 @@ impl IoQueue for MemoryQueue {
         self.push(Verb::Write(durability), offset, buf, tag)
     }
 
-    /// There is nobody to hand them to.
+    /// There is no one to hand them to.
     fn submit(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 
     fn wait(&mut self, min: u32, done: &mut dyn FnMut(Completion)) -> Result<u32, DeviceError> {
-        // Who does not want to wait gets on, too.
+        // A call that does not wait makes progress too.
         let want = (min as usize).max(BATCH).min(self.pushed.len());
         let mut left = want;
         while left > 0 {
@@ -112,7 +112,7 @@ impl IoQueue for MemoryQueue {
 }
 
 impl Drop for MemoryQueue {
-    /// What was submitted is carried out, as any other device does.
+    /// What was submitted is carried out, as on any other device.
     fn drop(&mut self) {
         self.carry_out(self.pushed.len());
     }

@@ -1,4 +1,4 @@
-//! Memory that is about to be used is asked for before.
+//! Prefetches memory that is about to be used.
 
 /// Bytes of a cache line.
 const LINE: usize = 64;

@@ -1,10 +1,10 @@
 //! Copies between a buffer and memory that others may be copying to or from at the same time.
 //!
-//! A disk may be asked for sectors that it is just writing, and so may a device in memory; whoever needs an order keeps it. In
-//! Rust an ordinary copy that races with another is undefined, whatever the machine makes of it. So the shared side is touched
-//! in two ways only, both of which are defined:
-//! - on x86-64 by assembly, of which the compiler knows no more than that it touches memory. What it stands for is a relaxed
-//!   atomic access to each byte, in any order, which the machine's moves of any width are: no byte is ever torn;
+//! A disk may be asked for sectors that it is just writing, and so may a device in memory. It keeps no order. In Rust
+//! an ordinary copy that races with another is undefined behaviour on any machine. So the shared side is touched in
+//! two ways only, both of which are defined:
+//! - on x86-64 by assembly, about which the compiler knows only that it accesses memory. It stands for a relaxed atomic
+//!   access to each byte, in any order. The machine's moves of any width are that: no byte is ever torn;
 //! - elsewhere, and under Miri, by relaxed atomic accesses of whole words. They are always the same words: offsets and lengths
 //!   are whole sectors, so that no access of another size ever overlaps one.
 //!
@@ -83,7 +83,8 @@ mod assembly {
     #[inline(never)]
     unsafe fn by_avx(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: each round reads and writes 128 bytes that the caller has promised, until none are left, and uses no stack.
-        // The end clears the upper halves of all vector registers, each of which is said to be changed.
+        // The end clears the upper halves of all vector registers, all of which are declared as
+        // clobbered.
         unsafe {
             asm!(
                 "2:",
@@ -169,7 +170,7 @@ mod words {
         }
     }
 
-    /// Shared memory, as the words that it is made of. They are not stored to but where the memory is writable.
+    /// Shared memory as words. They are stored to only if the memory is writable.
     #[inline]
     unsafe fn words<'a>(at: *const u8, len: usize) -> &'a [AtomicUsize] {
         // SAFETY: the bytes are there and aligned for longer than the copy takes, and touched as atomic words alone: the
@@ -224,7 +225,7 @@ mod tests {
         }
     }
 
-    /// A name, and what copies out and in.
+    /// A name, and the functions that copy out and in.
     type Way = (&'static str, unsafe fn(*const u8, &mut [u8]), unsafe fn(&[u8], *mut u8));
 
     /// The ways that this machine has.

@@ -35,7 +35,7 @@ enum Step {
     Write,
     /// A write that is durable when it completes.
     WriteDurably,
-    /// A write that a sync is to follow, as there is no such.
+    /// A write that a sync follows, as the kernel has no durable writes.
     WriteThenSync,
     Sync,
 }
@@ -114,7 +114,8 @@ impl UringQueue {
         // file is registered with the ring, which lives as long.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
-            // Cannot be, as there are as many entries as slots; it would only be late, not lost.
+            // Cannot happen, as there are as many entries as slots. The request would only be late,
+            // not lost.
             self.again.push(index);
         }
     }
@@ -184,7 +185,7 @@ impl UringQueue {
 }
 
 impl Slot {
-    /// Takes what the kernel says of the slot's entry; gives the outcome unless there is another entry to be made.
+    /// Takes the kernel's result of the slot's entry. Gives the outcome, unless another entry has to be made.
     fn advance(&mut self, result: i32) -> Option<io::Result<()>> {
         match (usize::try_from(result), self.step) {
             (Ok(_), Step::Sync) => Some(Ok(())),
@@ -206,7 +207,8 @@ impl Slot {
                 }
             }
             (Err(_), step) => match (Errno::from_raw_os_error(result.wrapping_neg()), step) {
-                // Given up, as the thread that submitted it ended; whoever asks now submits it again.
+                // Cancelled, as the thread that submitted it ended. The thread that asks now submits
+                // it again.
                 (Errno::CANCELED | Errno::INTR | Errno::AGAIN, _) => None,
                 (e, Step::WriteDurably) if has_no_fua(e) => {
                     self.step = Step::WriteThenSync;
@@ -261,7 +263,8 @@ impl IoQueue for UringQueue {
 
     fn wait(&mut self, min: u32, done: &mut dyn FnMut(Completion)) -> Result<u32, DeviceError> {
         let min = min.min(self.in_flight());
-        let mut count = 0;
+        // What is over already needs no system call.
+        let mut count = self.reap(done);
         loop {
             self.enter(min.saturating_sub(count) as usize).map_err(Self::fail)?;
             count += self.reap(done);
@@ -327,7 +330,7 @@ mod tests {
         over.expect("one")
     }
 
-    /// The kernel gives up what a thread has submitted that ends, whoever has the ring by then.
+    /// The kernel cancels the requests of a thread that ends, whoever owns the ring by then.
     #[test]
     fn what_was_given_up_is_begun_again() {
         let (_file, device) = device();
@@ -351,7 +354,7 @@ mod tests {
         for part in [1, 511, 512, 1000, 4095] {
             queue.push_write(0, page(5), Durability::Volatile, 0).unwrap();
             assert!(pretend(&mut queue, part).is_none());
-            // What the kernel did not say that it did.
+            // The bytes that the kernel did not report as done.
             let said = part as usize / SECTOR * SECTOR;
             let lost = &page(0)[said..];
             device.write(said as u64, lost, Durability::Volatile).unwrap();

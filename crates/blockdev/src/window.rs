@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::blocking::{Verb, check_push};
 use crate::check::Geometry;
-use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Place};
+use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, DevicePlace, Durability, IoQueue, Layer};
 
 /// A range of bytes of another device; byte 0 is the range's first.
 #[derive(Debug)]
@@ -50,59 +50,55 @@ impl Window {
     }
 }
 
-impl BlockDevice for Window {
-    fn size(&self) -> u64 {
+impl Layer for Window {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
+    }
+
+    fn pass_size(&self) -> u64 {
         self.geometry.size()
     }
 
-    fn sector_size(&self) -> u32 {
+    fn pass_sector_size(&self) -> u32 {
         self.geometry.sector()
     }
 
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn catches_panics(&self) -> bool {
+    fn pass_catches_panics(&self) -> bool {
         self.inner.catches_panics()
     }
 
-    fn place(&self) -> Place {
+    fn pass_place(&self) -> DevicePlace {
         self.inner.place().part(self.start, self.geometry.size())
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         self.geometry.check(offset, buf.len())?;
         self.inner.read(self.start + offset, buf)
     }
 
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         self.geometry.check(offset, buf.len())?;
         self.inner.write(self.start + offset, buf, durability)
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-
-    fn has_fua(&self) -> bool {
-        self.inner.has_fua()
-    }
-
-    fn has_write_cache(&self) -> bool {
+    fn pass_write_cache(&self) -> bool {
         self.inner.has_write_cache()
     }
 
-    fn prefetches(&self) -> bool {
+    fn pass_prefetches(&self) -> bool {
         self.inner.prefetches()
     }
 
-    fn prefetch(&self, offset: u64) {
-        // Behind the window's end it is a hint for the wrong place, which does no harm.
+    fn pass_in_memory(&self) -> bool {
+        self.inner.is_in_memory()
+    }
+
+    fn pass_prefetch(&self, offset: u64) {
+        // Past the window's end it is a hint for the wrong place, which does no harm.
         self.inner.prefetch(self.start.saturating_add(offset));
     }
 
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+    fn pass_queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
         let inner = Arc::clone(&self.inner).queue(depth)?;
         Ok(Box::new(WindowQueue { inner, window: self }))
     }

@@ -1,14 +1,14 @@
 //! A device whose first sector is written last.
 //!
-//! For something that is being made and is known by its first sector: until [`Withheld::finish`], what is on the device
-//! below is not known as that, whoever is killed or fails meanwhile. Invariant: the sector is never written below before
+//! For something new that is recognised by its first sector: until [`Withheld::finish`], the device below is not
+//! recognised as such, even if the process is killed or fails. Invariant: the sector is never written below before
 //! then, and then only when all that was written before is durable.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
-/// A device whose first sector is in memory until all else is done.
+/// A device whose first sector stays in memory until the end.
 #[derive(Debug)]
 pub struct Withheld {
     inner: Arc<dyn BlockDevice>,
@@ -24,7 +24,7 @@ impl Withheld {
         Ok(Self { inner, first: Mutex::new(first) })
     }
 
-    /// Makes all durable that was written, then the first sector. What is written to it later is lost.
+    /// Makes all writes durable, then the first sector. Later writes to it are lost.
     pub fn finish(&self) -> Result<(), DeviceError> {
         let first = self.first();
         self.inner.flush()?;

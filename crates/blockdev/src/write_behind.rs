@@ -7,9 +7,9 @@
 //!   first request is over;
 //! - when a flush returns, or a durable write does, what it promises is below, and durable there. What no flush was asked for
 //!   may be lost with the process, in any part and order, as from a disk's cache;
-//! - what waited and could not be written is told to the next flush, and everything that is asked for from then on fails
-//!   ([`DeviceError::Failed`]): nobody can say what else is lost. A large or durable write that fails is told to who asked for
-//!   it, and what waited there stays;
+//! - if a gathered write fails, the next flush reports it, and all later requests fail ([`DeviceError::Failed`]): it is
+//!   unknown what else is lost. A large or durable write that fails is reported to its caller, and what waited there
+//!   stays;
 //! - what waits has a bound, and so has the memory that it waits in; whoever writes more waits.
 //!
 //! What is appended to waits in memory that has room for a whole request, which is written from there, and that is used again:
@@ -25,14 +25,14 @@ use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
 /// The largest request that is made of small ones.
 const REQUEST_BYTES: usize = 1 << 20;
-/// A write of so many bytes is not kept.
+/// A write of this many bytes is not kept.
 const LARGE_BYTES: usize = 256 << 10;
 /// How many bytes wait before any are written unasked, and before a writer has to wait.
 const WAKE_BYTES: usize = 4 << 20;
 const WAITING_BYTES_MAX: usize = 16 << 20;
-/// So many pieces have room for more at most.
+/// The most pieces of memory with room for more.
 const ROOMY_MAX: usize = 3 * WAITING_BYTES_MAX / 2 / REQUEST_BYTES;
-/// Requests that are under way at once.
+/// Requests in flight at once.
 const WRITERS: usize = 2;
 
 /// See above. Dropping it writes what waits, and makes nothing durable.
@@ -67,12 +67,12 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     /// What waits, by its first byte on the device. Nothing overlaps.
-    waiting: BTreeMap<u64, Run>,
+    waiting: BTreeMap<u64, PendingRun>,
     bytes: usize,
     rooms: Rooms,
-    /// What is under way, each written by one thread.
+    /// Requests in flight, each written by one thread.
     under_way: Vec<UnderWay>,
-    /// Where somebody writes without having it wait. Nothing overlaps, nor what is under way.
+    /// Ranges of writes that do not wait. They overlap neither each other nor requests in flight.
     at_once: Vec<Range<u64>>,
     /// Where the last request ended: the next begins there, so that nothing waits for ever behind what comes before it.
     cursor: u64,
@@ -86,7 +86,7 @@ struct State {
 
 /// Bytes that wait.
 #[derive(Debug)]
-struct Run {
+struct PendingRun {
     memory: Memory,
     /// How many flushes had begun when the first of these bytes came.
     since: u64,
@@ -119,7 +119,7 @@ impl Rooms {
     }
 
     /// A run is over, which is given back if it had none of it.
-    fn give_back(&mut self, run: Run) -> Option<Run> {
+    fn give_back(&mut self, run: PendingRun) -> Option<PendingRun> {
         match run.memory {
             Memory::Full(_) => Some(run),
             Memory::Roomy(room, _) => {
@@ -135,7 +135,7 @@ impl Rooms {
 struct UnderWay {
     at: u64,
     /// The bytes, one run behind the other.
-    runs: Arc<Vec<Run>>,
+    runs: Arc<Vec<PendingRun>>,
     len: usize,
     since: u64,
 }
@@ -154,7 +154,7 @@ impl WriteBehind {
 
     /// Waits until nothing is under way to the device below any more, however it went.
     pub fn settle(&self) {
-        // Who asks for something else is told what failed.
+        // Whoever asks for something else is told what failed.
         let _ = self.shared.drain();
     }
 }
@@ -284,11 +284,11 @@ impl State {
 
     /// The next bytes that wait and may be written, with what adjoins them, are under way: one request.
     fn begin_request(&mut self) -> Option<UnderWay> {
-        let is_free = |(at, run): &(&u64, &Run)| !self.is_under_way(&run.range(**at));
+        let is_free = |(at, run): &(&u64, &PendingRun)| !self.is_under_way(&run.range(**at));
         let behind = self.waiting.range(self.cursor..).find(is_free);
         let start = *behind.or_else(|| self.waiting.range(..self.cursor).find(is_free))?.0;
         let mut end = start;
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<PendingRun> = Vec::new();
         while let Some(run) = self.waiting.get(&end) {
             let range = run.range(end);
             let fits = range.end - start <= REQUEST_BYTES as u64;
@@ -321,7 +321,7 @@ impl State {
             self.bytes -= run.len();
             if all.end > range.end {
                 let from = (range.end.max(at) - at) as usize;
-                self.add(at + from as u64, Run::copied(&run.bytes()[from..], run.since));
+                self.add(at + from as u64, PendingRun::copied(&run.bytes()[from..], run.since));
             }
             if at < range.start {
                 run.truncate((range.start - at) as usize);
@@ -333,7 +333,7 @@ impl State {
         since
     }
 
-    fn add(&mut self, at: u64, run: Run) {
+    fn add(&mut self, at: u64, run: PendingRun) {
         self.bytes += run.len();
         self.waiting.insert(at, run);
     }
@@ -351,7 +351,7 @@ impl State {
             self.bytes += buf.len();
             return;
         }
-        self.add(offset, Run::copied(buf, since));
+        self.add(offset, PendingRun::copied(buf, since));
     }
 
     /// What of `range` waits or is under way, by its first byte, the newer behind the older.
@@ -399,7 +399,7 @@ impl UnderWay {
     }
 }
 
-impl Run {
+impl PendingRun {
     fn copied(bytes: &[u8], since: u64) -> Self {
         Self { memory: Memory::Full(bytes.to_vec()), since }
     }

@@ -322,6 +322,7 @@ impl Drop for Loop {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_block_device() {
     let dir = dir();
     for sector in [512, 4096] {

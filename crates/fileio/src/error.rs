@@ -1,4 +1,4 @@
-//! What can go wrong on the data path: the device, the map, or a request that cannot be done in place.
+//! Errors of the data path: of the device, of the map, or for a request that cannot be done in place.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::{Extent, Failure};
 pub enum Refusal {
     /// Nothing is allocated there.
     Hole,
-    /// Space is allocated, but was never written.
+    /// Space is allocated but was never written.
     Unwritten,
     /// Other files share the blocks.
     Shared,
@@ -30,7 +30,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why a request on a file failed; `E` is the format's error.
+/// Why a request on a file failed. `E` is the format's error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError<E: std::error::Error + 'static> {
@@ -40,37 +40,37 @@ pub enum FileError<E: std::error::Error + 'static> {
     /// The map of the file could not be read.
     #[error("looking up byte {offset} of the file: {source}")]
     Map {
-        /// Byte of the file.
+        /// Offset in the file.
         offset: u64,
         /// The format's error.
         source: E,
     },
-    /// The format gave an extent that cannot be.
+    /// The format returned an impossible extent.
     #[error("byte {offset} of the file is said to lie in {extent:?}")]
     BadExtent {
-        /// Byte of the file.
+        /// Offset in the file.
         offset: u64,
-        /// What was said.
+        /// The extent.
         extent: Extent,
     },
-    /// The file would have to reach further than any file can. Nothing was written.
+    /// The file would become longer than any file can be. Nothing was written.
     #[error("{len} bytes at byte {offset}: no file reaches so far")]
     TooLarge {
-        /// Byte of the file.
+        /// Offset in the file.
         offset: u64,
-        /// How many bytes from there.
+        /// Number of bytes from there.
         len: u64,
     },
-    /// A range that is to be cut out of a file reaches to its end. Nothing was changed.
+    /// A range to be cut out of a file reaches its end. Nothing was changed.
     #[error("the range reaches to the end of the file: cut it off instead")]
     ReachesEnd,
-    /// A hole that is to be put into a file begins behind its end. Nothing was changed.
+    /// A hole to be inserted into a file begins past its end. Nothing was changed.
     #[error("the hole must begin before the end of the file: let it grow instead")]
     BehindEnd,
-    /// What was written before could not be written back.
+    /// Earlier writes could not be written back.
     #[error(transparent)]
     WriteBack(Failure),
-    /// An overwrite reaches bytes that cannot be overwritten in place. Nothing was written.
+    /// An overwrite includes bytes that cannot be overwritten in place. Nothing was written.
     #[error("byte {offset} of the file cannot be overwritten in place: {why}")]
     NotOverwritable {
         /// The first such byte.

@@ -1,15 +1,15 @@
 //! The data path of one open file.
 //!
-//! Generic over [`FileMapping`], the seam between data path and format: this crate knows no on-disk format.
+//! It is generic over [`FileMapping`], the interface between data path and format: this crate knows no on-disk format.
 //!
-//! - [`DirectFile`]: blocking reads and overwrites, past every cache, from any number of threads at once.
+//! - [`DirectFile`]: blocking reads and overwrites, bypassing every cache, from any number of threads at once.
 //! - [`DirectQueue`]: the same with many requests in flight, owned by one thread.
-//! - [`Locking`]: which design keeps requests apart, so that before and after can be run side by side.
-//! - [`Flushing`]: how those who wait for the device's flush share it ([`SharedFlush`]).
+//! - [`Locking`]: which design keeps requests apart, so that old and new designs can be compared.
+//! - [`Flushing`]: how threads that wait for the device's flush share it ([`SharedFlush`]).
 //!
-//! The way of an overwrite: range lock, extent lookup, device write, unlock. Nothing else: no heap allocation,
-//! no transaction, no inode lock. A write for which there is no room yet asks [`FileMappingMut`] for it, writes, and
-//! says that it has.
+//! The course of an overwrite: range lock, extent lookup, device write, unlock. There is nothing else: no heap
+//! allocation, no transaction, no inode lock. A write that has no space yet asks [`FileMappingMut`] for it, writes, and
+//! reports that it has.
 
 mod cache;
 mod direct;
@@ -32,7 +32,7 @@ pub use flush::{FlushDevice, Flushing, SharedFlush, UnknownFlushing};
 pub use lock::Held;
 pub use locking::{Locking, UnknownLocking};
 pub use mapping::{
-    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, FileSpace, Found,
+    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, FileSpace, MapLookup,
     MapSeq, Staged,
 };
 pub use queue::{DirectQueue, FileCompletion};

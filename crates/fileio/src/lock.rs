@@ -7,10 +7,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 
+#[cfg(feature = "designs")]
 use rangelock::{
-    BTreeLock, BTreeToken, ByteRangeLock, IntervalTreeLock, IntervalTreeToken, LockStats, Mode, Pending,
-    RangeLock, RangeToken, StatsSnapshot, WholeFileLock, WholeFileToken,
+    BTreeLock, BTreeToken, ByteRangeLock, IntervalTreeLock, IntervalTreeToken, WholeFileLock, WholeFileToken,
 };
+use rangelock::{LockStats, Mode, Pending, RangeLock, RangeToken, StatsSnapshot};
 
 use crate::Locking;
 
@@ -18,8 +19,11 @@ use crate::Locking;
 #[derive(Debug)]
 pub(crate) enum FileLock {
     Range(Arc<RangeLock>),
+    #[cfg(feature = "designs")]
     Whole(WholeFileLock),
+    #[cfg(feature = "designs")]
     IntervalTree(IntervalTreeLock),
+    #[cfg(feature = "designs")]
     BTree(BTreeLock),
 }
 
@@ -27,8 +31,11 @@ pub(crate) enum FileLock {
 #[derive(Debug)]
 pub(crate) enum Token {
     Range(RangeToken),
+    #[cfg(feature = "designs")]
     Whole(WholeFileToken),
+    #[cfg(feature = "designs")]
     IntervalTree(IntervalTreeToken),
+    #[cfg(feature = "designs")]
     BTree(BTreeToken),
 }
 
@@ -39,6 +46,7 @@ pub(crate) enum Attempt {
     /// In line for the range; the waker is called when its turn may have come.
     InLine(Pending<Arc<RangeLock>>),
     /// Taken by somebody, and this design has no line to stand in.
+    #[cfg_attr(not(feature = "designs"), expect(dead_code, reason = "the range lock has a line"))]
     Busy,
 }
 
@@ -53,6 +61,7 @@ impl FileLock {
                     None => lock,
                 }))
             }
+            #[cfg(feature = "designs")]
             Locking::Exclusive | Locking::Shared => {
                 let lock = WholeFileLock::new();
                 Self::Whole(match stats {
@@ -60,6 +69,7 @@ impl FileLock {
                     None => lock,
                 })
             }
+            #[cfg(feature = "designs")]
             Locking::IntervalTree => {
                 let lock = IntervalTreeLock::new();
                 Self::IntervalTree(match stats {
@@ -67,6 +77,7 @@ impl FileLock {
                     None => lock,
                 })
             }
+            #[cfg(feature = "designs")]
             Locking::BTree => {
                 let lock = BTreeLock::new();
                 Self::BTree(match stats {
@@ -88,8 +99,11 @@ impl FileLock {
     pub(crate) fn acquire(&self, range: Range<u64>, mode: Mode) -> Token {
         match self {
             Self::Range(lock) => Token::Range(lock.acquire(range, mode)),
+            #[cfg(feature = "designs")]
             Self::Whole(lock) => Token::Whole(lock.acquire(range, mode)),
+            #[cfg(feature = "designs")]
             Self::IntervalTree(lock) => Token::IntervalTree(lock.acquire(range, mode)),
+            #[cfg(feature = "designs")]
             Self::BTree(lock) => Token::BTree(lock.acquire(range, mode)),
         }
     }
@@ -99,8 +113,11 @@ impl FileLock {
     pub(crate) fn try_acquire(&self, range: Range<u64>, mode: Mode) -> Option<Token> {
         match self {
             Self::Range(lock) => lock.try_acquire(range, mode).map(Token::Range),
+            #[cfg(feature = "designs")]
             Self::Whole(lock) => lock.try_acquire(range, mode).map(Token::Whole),
+            #[cfg(feature = "designs")]
             Self::IntervalTree(lock) => lock.try_acquire(range, mode).map(Token::IntervalTree),
+            #[cfg(feature = "designs")]
             Self::BTree(lock) => lock.try_acquire(range, mode).map(Token::BTree),
         }
     }
@@ -108,10 +125,13 @@ impl FileLock {
     /// For a range that was found taken: gets in line for it where the design has a line (and may find it free by
     /// now).
     pub(crate) fn attempt(&self, range: Range<u64>, mode: Mode, waker: &Waker) -> Attempt {
-        let Self::Range(lock) = self else { return Attempt::Busy };
-        match lock.acquire_or_notify_owned(range, mode, waker) {
-            Ok(token) => Attempt::Held(Token::Range(token)),
-            Err(pending) => Attempt::InLine(pending),
+        match self {
+            Self::Range(lock) => match lock.acquire_or_notify_owned(range, mode, waker) {
+                Ok(token) => Attempt::Held(Token::Range(token)),
+                Err(pending) => Attempt::InLine(pending),
+            },
+            #[cfg(feature = "designs")]
+            _ => Attempt::Busy,
         }
     }
 
@@ -119,23 +139,34 @@ impl FileLock {
     pub(crate) fn release(&self, token: Token) {
         match (self, token) {
             (Self::Range(lock), Token::Range(token)) => lock.release(token),
+            #[cfg(feature = "designs")]
             (Self::Whole(lock), Token::Whole(token)) => lock.release(token),
+            #[cfg(feature = "designs")]
             (Self::IntervalTree(lock), Token::IntervalTree(token)) => lock.release(token),
+            #[cfg(feature = "designs")]
             (Self::BTree(lock), Token::BTree(token)) => lock.release(token),
+            #[cfg(feature = "designs")]
             (_, token) => debug_assert!(false, "a token of another lock: {token:?}"),
         }
     }
 
     /// Whether any two exclusive requests are in each other's way, so that what one of them is refused, all are.
     pub(crate) fn is_whole_file(&self) -> bool {
-        matches!(self, Self::Whole(_))
+        match self {
+            #[cfg(feature = "designs")]
+            Self::Whole(_) => true,
+            _ => false,
+        }
     }
 
     pub(crate) fn stats(&self) -> Option<StatsSnapshot> {
         match self {
             Self::Range(lock) => lock.stats(),
+            #[cfg(feature = "designs")]
             Self::Whole(lock) => lock.stats(),
+            #[cfg(feature = "designs")]
             Self::IntervalTree(lock) => lock.stats(),
+            #[cfg(feature = "designs")]
             Self::BTree(lock) => lock.stats(),
         }
     }

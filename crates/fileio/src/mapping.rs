@@ -1,9 +1,9 @@
-//! The seam between the data path and a format: where a file's bytes lie on the device.
+//! The interface between the data path and a format: where a file's bytes lie on the device.
 
 use blockdev::DeviceError;
 use std::ops::Range;
 
-/// What stands behind a run of a file's bytes.
+/// The state of a run of a file's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentState {
     /// Nothing is allocated; reads give zeroes.
@@ -12,8 +12,8 @@ pub enum ExtentState {
     Unwritten(u64),
     /// Data lie at this device byte.
     Written(u64),
-    /// Data lie at this device byte and other files share them: readable, not overwritable in place. What is written there
-    /// goes elsewhere, if the format [can do that](FileMapping::copy_on_write).
+    /// Data lie at this device byte, and other files share them: readable, but not overwritable in place. Writes go
+    /// elsewhere, if the format [supports that](FileMapping::copy_on_write).
     Shared(u64),
 }
 
@@ -28,25 +28,25 @@ pub struct Extent {
     pub state: ExtentState,
 }
 
-/// Names one version of a file's map and size: equal values mean that neither has changed in between.
+/// Names a version of a file's map and size. Equal values mean that neither has changed in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSeq(pub u64);
 
-/// What one look at a file's map gives.
+/// The result of a lookup in a file's map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// The run that holds the byte that was asked for. It may reach behind the end of the file.
+pub struct MapLookup {
+    /// The run that contains the requested byte. It may reach past the end of the file.
     pub extent: Extent,
     /// Size of the file in bytes.
     pub size: u64,
-    /// The version that says so, or an earlier one.
+    /// The version that was looked at, or an earlier one.
     pub seq: MapSeq,
 }
 
 /// How a format tells the data path where bytes lie.
 ///
-/// `lookup` is on the path of every request: it takes no exclusive lock, writes no shared cache line and
-/// allocates nothing once the map is in memory.
+/// `lookup` is on the path of every request. Once the map is in memory, it takes no exclusive lock, writes no shared
+/// cache line and allocates nothing.
 pub trait FileMapping: Send + Sync {
     /// The format's error.
     type Error: std::error::Error + Send + Sync + 'static;
@@ -55,92 +55,96 @@ pub trait FileMapping: Send + Sync {
     fn size(&self) -> u64;
     /// Allocation unit of the format in bytes, a power of two.
     fn block_size(&self) -> u32;
-    /// The run that holds byte `offset`: it starts at or before `offset` and ends behind it. No lock is held on return.
-    fn lookup(&self, offset: u64) -> Result<Found, Self::Error>;
-    /// As [`lookup`](Self::lookup), for a reader: shared blocks may be called written, as it makes no difference
-    /// to it, if telling them apart has a price.
+    /// The run that contains byte `offset`: it starts at or before `offset` and ends after it. No lock is held on
+    /// return.
+    fn lookup(&self, offset: u64) -> Result<MapLookup, Self::Error>;
+    /// Like [`lookup`](Self::lookup), for a reader. Shared blocks may be reported as written if telling them apart is
+    /// costly, because to a reader it makes no difference.
     #[inline]
-    fn lookup_to_read(&self, offset: u64) -> Result<Found, Self::Error> {
+    fn lookup_to_read(&self, offset: u64) -> Result<MapLookup, Self::Error> {
         self.lookup(offset)
     }
-    /// Comes behind a read of the device, before anybody relies on what was read: an error if the file has ended meanwhile, so
-    /// that the bytes may be another's. On the path of every such read.
+    /// Called after a read of the device, before the result is used. It fails if the file has ended meanwhile, so that
+    /// the bytes may belong to another file. On the path of every such read.
     #[inline]
     fn check_read(&self) -> Result<(), Self::Error> {
         Ok(())
     }
-    /// The version now: a load. Whoever changes where bytes lie makes it another one before they let go of these bytes.
+    /// The current version; a single load. Whoever changes where bytes lie changes the version before releasing these
+    /// bytes.
     fn seq(&self) -> MapSeq;
-    /// Comes before the file's content is changed, behind all that could refuse it, once the bytes are held: a format may
-    /// have to take away what does not outlive the content. On the path of every overwrite, as `lookup` is.
+    /// Called before the file's content is changed, after everything that could refuse the change, with the bytes held.
+    /// A format may have to remove what must not outlive the content. Like `lookup`, it is on the path of every
+    /// overwrite.
     #[inline]
     fn content_changes(&self) -> Result<(), Self::Error> {
         Ok(())
     }
-    /// Says that some of the file was written over in place: a format that keeps times takes note. On the path of every
-    /// overwrite, as `lookup` is.
+    /// Reports that some of the file was overwritten in place, for formats that store times. Like `lookup`, it is on
+    /// the path of every overwrite.
     #[inline]
     fn overwritten(&self) {}
-    /// A write to `range` (whole blocks) is over, or failed, and what was set aside for it in
-    /// [`stage`](CopyOnWrite::stage) or [`allocate`](FileMappingMut::allocate) was not taken: it is anybody's again.
+    /// A write to `range` (whole blocks) has ended or failed. What [`stage`](CopyOnWrite::stage) or
+    /// [`allocate`](FileMappingMut::allocate) set aside for it and it did not take is free again.
     fn give_up(&self, range: Range<u64>) {
         if let Some(copier) = self.copy_on_write() {
             copier.unstage(range);
         }
     }
-    /// How to write what other files share; without it, such writes are refused. Asked when one is met.
+    /// How to write to blocks that other files share. Without it, such writes are refused. Called when one occurs.
     fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Self::Error>> {
         None
     }
 }
 
-/// Where bytes go whose blocks other files share.
+/// Where to write bytes whose blocks other files share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Staged {
     /// Device byte of the first.
     pub device: u64,
-    /// Bytes that follow each other from there, at least 1.
+    /// Number of contiguous bytes from there, at least 1.
     pub len: u64,
 }
 
-/// How a format has bytes written whose blocks other files share: they go elsewhere, and then what was written comes in the
-/// place of what was there. Between any two steps, and after a crash, each block reads as before the write or as after it.
+/// How a format writes to blocks that other files share: the data are written elsewhere, and then replace what was
+/// there. Between any two steps, and after a crash, each block reads as before the write or as after it.
 ///
-/// Whoever calls holds the bytes in question exclusively, in whole blocks, and no other lock.
+/// The caller holds the bytes exclusively, in whole blocks, and no other lock.
 pub trait CopyOnWrite: Send + Sync {
     /// The format's error.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Sets space aside for all that others share in `range` (whole blocks). It may turn out that nobody shares it any
-    /// more: a look that follows says of what is still shared.
+    /// Sets space aside for everything in `range` (whole blocks) that others share. Some of it may turn out to be no
+    /// longer shared. A lookup after this tells what still is.
     fn stage(&self, range: Range<u64>) -> Result<(), Self::Error>;
-    /// Where the shared byte `offset` is to be written.
+    /// Where to write the shared byte `offset`.
     fn staged(&self, offset: u64) -> Result<Option<Staged>, Self::Error>;
-    /// All that is shared in `range` was written, in whole blocks, to where it was staged: that is the file's from now on.
+    /// Everything that is shared in `range` was written, in whole blocks, to where it was staged. This becomes the
+    /// file's content.
     fn replace(&self, range: Range<u64>) -> Result<(), Self::Error>;
-    /// Takes [`stage`](Self::stage) back: nothing was written, or not all of it.
+    /// Undoes [`stage`](Self::stage): not everything was written.
     fn unstage(&self, range: Range<u64>);
 }
 
-/// How a format gives a file room that it did not have.
+/// How a format gives a file more space.
 ///
-/// Whoever calls holds the bytes in question exclusively, and no other lock.
+/// The caller holds the bytes exclusively, and no other lock.
 pub trait FileMappingMut: FileMapping {
-    /// Gives every hole in `range` (whole blocks) space that was never written, [stages](CopyOnWrite::stage) what is shared,
-    /// and sees to it that telling of data there ([`written`](Self::written)) will not fail for want of space. What has space
-    /// keeps it. Where there is too little for all of it, nothing has changed.
+    /// Allocates unwritten space for every hole in `range` (whole blocks), [stages](CopyOnWrite::stage) copies of what
+    /// is shared, and ensures that reporting data there ([`written`](Self::written)) will not fail for lack of space.
+    /// Existing space is kept. If there is not enough for all of it, nothing has changed.
     fn allocate(&self, range: Range<u64>) -> Result<(), Self::Error>;
-    /// Says that all of `range` (whole blocks) holds data now, what is shared where it was staged, and that the file ends at
-    /// byte `size` at the earliest.
+    /// Reports that all of `range` (whole blocks) has data now, shared blocks at their staged place, and that the file
+    /// is at least `size` bytes long.
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error>;
-    /// Whether whole blocks behind the end of the file and before byte `to` hold data: a truncation or a write that was
-    /// cut short by a crash leaves such, and so do others.
+    /// Whether whole blocks past the end of the file and before byte `to` have data. A truncation or a write that a
+    /// crash interrupted leaves such blocks, and so do other programs.
     fn data_behind_end(&self, to: u64) -> Result<bool, Self::Error>;
-    /// Frees all whole blocks behind the end of the file that hold data.
+    /// Frees all whole blocks past the end of the file that have data.
     fn free_behind_end(&self) -> Result<(), Self::Error>;
-    /// Gives `range` (whole blocks, all of them holes behind the end of the file) space, has `write` put data there, and
-    /// lets the file end at byte `size` at the earliest, in one step an extent. `write` is told a byte of the file, the
-    /// byte of the device where it lies, and how many bytes follow each other from there.
+    /// Allocates space for `range` (whole blocks, all of them holes past the end of the file) and makes the file at
+    /// least `size` bytes long. Each extent is one step. `write` writes the data: it is given a byte of the file, its
+    /// byte on the device, and the number of contiguous bytes from there.
     fn fill(
         &self,
         range: Range<u64>,
@@ -149,65 +153,66 @@ pub trait FileMappingMut: FileMapping {
     ) -> Result<(), Self::Error>;
 }
 
-/// How a format keeps room for bytes that are in memory alone so far, and that get their place when they are written back.
+/// How a format reserves space for bytes that are only in memory so far, and are allocated at write-back.
 pub trait DelayedAllocation: FileMappingMut {
-    /// Keeps so much of what is free that `range` (whole blocks, all of them holes for which nothing is kept yet) gets space
-    /// later, and that telling of data there will not fail for want of it. Where there is too little, nothing is kept.
+    /// Reserves enough free space to allocate `range` later (whole blocks, all of them holes without a reservation) and
+    /// to report data there without running out of space. If there is not enough, nothing is reserved.
     fn reserve(&self, range: Range<u64>) -> Result<(), Self::Error>;
-    /// As [`allocate`](FileMappingMut::allocate), for data that are [written back](Self::written_back) later, in any parts and
-    /// in any order.
+    /// Like [`allocate`](FileMappingMut::allocate), for data that are [written back](Self::written_back) later in any
+    /// parts and in any order.
     fn allocate_to_write_back(&self, range: Range<u64>) -> Result<(), Self::Error> {
         self.allocate(range)
     }
-    /// Takes back what is kept for so many bytes.
+    /// Cancels the reservation for this many bytes.
     fn unreserve(&self, bytes: u64);
-    /// Gives `range`, all of it reserved, space that was never written. If it fails, what got none is still reserved, and the
-    /// caller finds that as holes. No other thread does so for the same bytes, whether it holds them exclusively or not.
+    /// Allocates unwritten space for `range`, all of which is reserved. If it fails, what was not allocated stays
+    /// reserved, and the caller finds it as holes. No other thread does this for the same bytes, whether it holds them
+    /// exclusively or not.
     fn allocate_reserved(&self, range: Range<u64>) -> Result<(), Self::Error>;
-    /// As [`written`](FileMappingMut::written), of data that came long before: times are those that
+    /// Like [`written`](FileMappingMut::written), for data that were written earlier: the times are those that
     /// [`overwritten`](FileMapping::overwritten) has noted.
     fn written_back(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error>;
-    /// The file ends at byte `size` for whoever asks the format; `None`: where it ends on the device, if it was this map that
-    /// said otherwise last. A file may be opened anew while its last data path is still being given up.
+    /// Sets the file's size as the format reports it. `None` restores the size on the device, if this map was the last
+    /// to set another. A file may be opened anew while its last data path is still being dropped.
     fn ends_in_memory_at(&self, size: Option<u64>);
-    /// Whether an error says that there is too little space.
+    /// Whether an error means lack of space.
     fn lacks_space(error: &Self::Error) -> bool;
 }
 
-/// How a format sets a file's space aside, frees it and moves it: the steps of what changes a file's shape.
+/// How a format preallocates, frees and moves a file's space: the steps of changes of a file's shape.
 ///
-/// Whoever calls holds the bytes in question exclusively, and no other lock; ranges are whole blocks.
+/// The caller holds the bytes exclusively, and no other lock. Ranges are whole blocks.
 pub trait FileSpace: DelayedAllocation {
-    /// What a file was given, so that it can be taken back.
+    /// What was allocated for a file, so that it can be taken back.
     type Given;
 
-    /// Fails where nothing of the file can be changed any more.
+    /// Fails if nothing of the file can be changed any more.
     fn check_changeable(&self) -> Result<(), Self::Error>;
-    /// Fails with what would end a change of where bytes lie half-way: it comes before the first step of several.
+    /// Fails with anything that would end a change of the mapping half-way. Called before the first of several steps.
     fn check_pieces(&self) -> Result<(), Self::Error>;
-    /// Gives every hole in `range` space that was never written, wherever the file ends.
+    /// Allocates unwritten space for every hole in `range`, whatever the file's size is.
     fn set_aside(&self, range: Range<u64>) -> Result<Self::Given, Self::Error>;
-    /// Takes back what was given, of which nothing was written.
+    /// Frees what was allocated, before any of it was written.
     fn take_back(&self, given: Self::Given) -> Result<(), Self::Error>;
-    /// Says that space was set aside, and that the file ends at byte `size` now.
+    /// Reports that space was preallocated, and sets the file's new size, if any.
     fn was_set_aside(&self, size: Option<u64>) -> Result<(), Self::Error>;
     /// Frees all that `range` has.
     fn free(&self, range: Range<u64>) -> Result<(), Self::Error>;
-    /// Has all of `range`, which has space, read as zeroes.
+    /// Makes all of `range`, which has space, read as zeroes.
     fn blank(&self, range: Range<u64>) -> Result<(), Self::Error>;
-    /// Lets the file end at byte `size`, which lies before its end or at it, and frees all blocks behind.
+    /// Sets the file's size to `size`, at or before its end, and frees all blocks behind it.
     fn cut(&self, size: u64) -> Result<(), Self::Error>;
-    /// Lets the file end at byte `size`, which lies behind its end.
+    /// Sets the file's size to `size`, past its end.
     fn set_size(&self, size: u64) -> Result<(), Self::Error>;
-    /// Frees `range` and moves what lies behind it to the front; the file ends at byte `size` then.
+    /// Frees `range` and moves everything behind it forward. The file's size becomes `size`.
     fn collapse(&self, range: Range<u64>, size: u64) -> Result<(), Self::Error>;
-    /// Moves what lies at the start of `range` and behind it by its length to the back; the file ends at byte `size` then.
+    /// Moves everything from the start of `range` on back by its length. The file's size becomes `size`.
     fn insert(&self, range: Range<u64>, size: u64) -> Result<(), Self::Error>;
     /// Makes durable what has been changed so far.
     fn make_durable(&self) -> Result<(), Self::Error>;
-    /// The byte behind the last one that has space; may lie before or behind the end of the file.
+    /// The end of the last allocated space. It may lie before or past the end of the file.
     fn space_end(&self) -> u64;
-    /// Whether an error says that a step was refused before anything of it was done.
+    /// Whether an error means that a step was refused before anything was done.
     fn is_refusal(error: &Self::Error) -> bool;
 }
 
@@ -252,12 +257,12 @@ impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {
     }
 
     #[inline]
-    fn lookup(&self, offset: u64) -> Result<Found, Self::Error> {
+    fn lookup(&self, offset: u64) -> Result<MapLookup, Self::Error> {
         (**self).lookup(offset)
     }
 
     #[inline]
-    fn lookup_to_read(&self, offset: u64) -> Result<Found, Self::Error> {
+    fn lookup_to_read(&self, offset: u64) -> Result<MapLookup, Self::Error> {
         (**self).lookup_to_read(offset)
     }
 

@@ -1,6 +1,6 @@
-//! The primitives that waiting for others is built from: those of `std`, or shuttle's where a model is checked.
+//! The synchronization primitives for waiting: those of `std`, or shuttle's for models.
 //!
-//! Invariant: nothing that a model runs through takes a synchronizing primitive from elsewhere.
+//! Invariant: code that a model runs takes primitives only from here.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -11,22 +11,22 @@ pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
 #[cfg(not(shuttle))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
 
-/// Locks that know no poison.
+/// Locks without poisoning.
 #[cfg(not(shuttle))]
 pub(crate) use parking_lot as parking;
 
-/// Takes a lock. A panic elsewhere does not make what it protects less true: nothing is left half-done under it.
+/// Takes a lock. Poisoning is ignored, because a panic leaves nothing half-done under it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a condition to be announced.
+/// Waits on a condition variable.
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a condition to be announced, or for some time to pass; says whether it passed. A model knows no time: it may
-/// pass at once, or not before others have done much.
+/// Waits on a condition variable or for some time. Returns whether the time ran out. A model has no time: it may run
+/// out at once, or only after others have done much.
 #[cfg(not(shuttle))]
 pub(crate) fn wait_for<'a, T>(
     _mutex: &'a Mutex<T>,
@@ -38,7 +38,7 @@ pub(crate) fn wait_for<'a, T>(
     (guard, result.timed_out())
 }
 
-/// As without a model, in no time.
+/// The same without a model, with no time.
 #[cfg(shuttle)]
 pub(crate) fn wait_for<'a, T>(
     mutex: &'a Mutex<T>,
@@ -51,7 +51,7 @@ pub(crate) fn wait_for<'a, T>(
     (lock(mutex), true)
 }
 
-/// As much of `parking_lot` as what is modelled uses.
+/// The part of `parking_lot` that the modelled code uses.
 #[cfg(shuttle)]
 pub(crate) mod parking {
     use std::ops::{Deref, DerefMut};
@@ -63,7 +63,7 @@ pub(crate) mod parking {
     #[derive(Debug)]
     pub(crate) struct MutexGuard<'a, T> {
         mutex: &'a Mutex<T>,
-        /// Always there, but while it waits.
+        /// Always set, except while it waits.
         guard: Option<super::MutexGuard<'a, T>>,
     }
 
@@ -96,7 +96,7 @@ pub(crate) mod parking {
         }
     }
 
-    /// A model knows no time: who waits for some goes on when others have had their turn.
+    /// A model has no time: a timed wait ends when others have had their turn.
     #[derive(Debug)]
     pub(crate) struct Condvar;
 

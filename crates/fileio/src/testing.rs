@@ -1,28 +1,28 @@
-//! Points between two steps where a test lets something else happen: the data path's, and those of who builds on it.
+//! Points between two steps where a test can run something else: in the data path, and in the layers above.
 //!
-//! Invariants: without the feature `testing` nothing is here, and a point is no code. What happens at a point happens in
-//! the thread that comes to it, so that the interleaving is the same each time; so no lock is held at a point that the
-//! other work may need. What was asked for by one thread does not happen in another.
+//! Invariants: without the feature `testing` a point is no code. What is run at a point runs in the thread that reaches
+//! it, so the interleaving is the same each time. So no lock may be held at a point that the other work may need. What
+//! one thread has asked for does not run in another.
 
-/// Where a range is about to be waited for that was chosen by the size of a file, or all of one.
+/// A range is about to be waited for that depends on the size of a file, or all of a file.
 pub const HOLD: &str = "a range is about to be held";
 
-/// Where bytes are about to be held that are to be changed, whatever that is, and all was asked that is asked before: of an
-/// overwrite, also to what place it goes.
+/// Bytes are about to be held for a change of any kind, and all checks before that were made. For an overwrite this
+/// includes the lookup of its place.
 pub const CHANGE: &str = "bytes are about to be held for a change";
 
-/// Where space is there for a write to what may be shared, which is about to begin.
+/// Space for a write to possibly shared blocks has been allocated, and the write is about to begin.
 pub const STAGED: &str = "space for a write is there";
 
-/// Behind a transaction, when all its locks are gone.
+/// A transaction has ended, and all its locks are released.
 pub const COMMITTED: &str = "a transaction is committed";
 
-/// Nobody steps in.
+/// Nothing is run.
 #[cfg(not(feature = "testing"))]
 #[inline(always)]
 pub fn point(_: &'static str) {}
 
-/// Whether each part of a transaction is to be in the log for good before the next one begins.
+/// Whether each part of a transaction must be permanently in the log before the next one begins.
 #[cfg(not(feature = "testing"))]
 #[inline(always)]
 pub const fn parts_land() -> bool {
@@ -56,12 +56,12 @@ mod hooks {
         static PARTS_LAND: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Has `work` happen when this thread comes to `place` next. Of several at one place, each has its turn, in order.
+    /// Runs `work` when this thread reaches `place` next. Several for one place take turns in order.
     pub fn at(place: &'static str, work: impl FnOnce() + 'static) {
         WAITING.with_borrow_mut(|waiting| waiting.push(Waiting { place, work: Box::new(work) }));
     }
 
-    /// Has `step` happen each time that this thread comes to `place` during `work`; not when `step` itself does.
+    /// Runs `step` each time that this thread reaches `place` during `work`, except within `step` itself.
     pub fn at_each<R>(place: &'static str, step: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
         let before = EACH.replace(Some(Each { place, step: Rc::new(step) }));
         let done = work();
@@ -69,18 +69,18 @@ mod hooks {
         done
     }
 
-    /// [`at`] the next hold.
+    /// [`at`] for the next hold.
     pub fn before_next_hold(work: impl FnOnce() + 'static) {
         at(HOLD, work);
     }
 
-    /// [`at_each`] commit.
+    /// [`at_each`] for commits.
     pub fn behind_commits<R>(step: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
         at_each(COMMITTED, step, work)
     }
 
-    /// Has each part of each transaction of this thread be in the log for good before the next one begins, during `work`:
-    /// so that a crash can come between any two.
+    /// Makes each part of each transaction of this thread permanent in the log before the next one begins, during
+    /// `work`, so that a crash can come between any two.
     pub fn part_by_part<R>(work: impl FnOnce() -> R) -> R {
         let before = PARTS_LAND.replace(true);
         let done = work();
@@ -88,12 +88,12 @@ mod hooks {
         done
     }
 
-    /// Whether [`part_by_part`] asks for it.
+    /// Whether [`part_by_part`] is in effect.
     pub fn parts_land() -> bool {
         PARTS_LAND.get()
     }
 
-    /// A point that a thread comes to.
+    /// A point that a thread reaches.
     pub fn point(place: &'static str) {
         let next = WAITING.with_borrow_mut(|waiting| {
             let index = waiting.iter().position(|one| one.place == place)?;

@@ -23,7 +23,7 @@ fn device() -> Arc<dyn BlockDevice> {
     device_for(BLOCKS)
 }
 
-/// One for a file that takes so many blocks, one behind the other: blocks that were given back are not given again.
+/// One for a file that takes this many blocks, one after the other: blocks that were given back are not given again.
 fn device_for(blocks: u64) -> Arc<dyn BlockDevice> {
     let device = MemoryOptions::new().sector_size(512).anonymous((blocks + blocks / 8 + 16) * BLOCK).unwrap();
     // What lies in blocks before a file has them must not be seen.
@@ -476,7 +476,7 @@ fn readers_go_on_while_writers_are_kept_out() {
         let mut seen = [0; 9000];
         if begins {
             file.write_at(0, &[1; 9000]).unwrap();
-            // None of it is in memory behind that.
+            // None of it is in memory after that.
             drop(file.hold_to_change(0..u64::MAX).unwrap());
         } else {
             file.file().write_at(0, &[1; 9000]).unwrap();
@@ -687,7 +687,7 @@ fn a_sequential_reader_reads_ahead_and_a_random_one_does_not() {
     assert_eq!(counted.counts().reads, before, "what is in memory is not read");
 }
 
-/// Of reads that come one behind the other, and are larger than what is read ahead, the second one panicked.
+/// Of reads that come one after the other, and are larger than what is read ahead, the second one panicked.
 #[test]
 fn large_reads_come_one_behind_the_other() {
     let (file, _pool) = cached(64 << 20);

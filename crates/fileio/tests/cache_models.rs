@@ -17,7 +17,7 @@ use blockdev::{BlockDevice, DeviceError, Durability, MemoryOptions};
 use common::BLOCK;
 use fileio::{
     BufferedFile, CopyOnWrite, DelayedAllocation, DirectFile, ExtentState, FileMapping, FileMappingMut,
-    FileSpace, Found, Locking, MapSeq, PageCache, Staged,
+    FileSpace, Locking, MapLookup, MapSeq, PageCache, Staged,
 };
 use growing::{GrowingMap, MapError};
 use shuttle::rand::Rng;
@@ -88,7 +88,7 @@ impl FileMapping for Watched {
     fn block_size(&self) -> u32 {
         self.map.block_size()
     }
-    fn lookup(&self, offset: u64) -> Result<Found, MapError> {
+    fn lookup(&self, offset: u64) -> Result<MapLookup, MapError> {
         thread::yield_now();
         self.map.lookup(offset)
     }
@@ -368,7 +368,8 @@ fn what_is_cut_off_stays_away() {
     });
 }
 
-/// Who tells the map of the end has found out where that is before, and holds other bytes than who cuts the file off.
+/// Whoever tells the map of the end has found out where that is before, and holds other bytes than who cuts the file
+/// off.
 #[test]
 fn a_file_that_was_cut_off_ends_there() {
     let judge: Judge = |left| assert!(left.iter().all(|byte| *byte <= 1));
@@ -699,7 +700,8 @@ fn a_file_that_somebody_wants_again_loses_nothing() {
     });
 }
 
-/// Who makes a file dirty finds that it waits to be written back, and who has written it back takes it out of the line.
+/// Whoever makes a file dirty finds that it waits to be written back, and who has written it back takes it out of the
+/// line.
 #[test]
 fn a_dirty_file_waits_to_be_written_back() {
     let judge: Judge = |left| assert!(left.iter().all(|byte| *byte <= 3));

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockdev::{
-    BlockDevice, BlockingQueue, Counter, DeviceError, Durability, Fault, FaultDevice, FileOptions, HostIo,
-    IoQueue, MemoryDevice, MemoryOptions, Op, Place,
+    BlockDevice, BlockingQueue, Counter, DeviceError, DevicePlace, Durability, Fault, FaultDevice,
+    FileOptions, HostIo, IoQueue, MemoryDevice, MemoryOptions, Op,
 };
 use common::{BLOCK, Damaged, FakeMap, Fixture, Random, States, fixture, fixture_on, plain};
-use fileio::{DirectFile, Extent, ExtentState, FileError, FileMapping, Found, Locking, MapSeq, Refusal};
+use fileio::{DirectFile, Extent, ExtentState, FileError, FileMapping, Locking, MapLookup, MapSeq, Refusal};
 
-/// A range that may reach behind the end, often with an end on a boundary of sectors or blocks.
+/// A range that may reach past the end, often with an end on a boundary of sectors or blocks.
 fn range(random: &mut Random, size: u64, longest: u64) -> (u64, usize) {
     let unit = [1, 512, 4096][random.below(3) as usize];
     let offset = random.below(size + BLOCK) / unit * unit;
@@ -187,8 +187,8 @@ impl FileMapping for Liar {
     fn block_size(&self) -> u32 {
         4096
     }
-    fn lookup(&self, _: u64) -> Result<Found, Damaged> {
-        self.0.map(|extent| Found { extent, size: self.size(), seq: MapSeq(0) }).map_err(|()| Damaged)
+    fn lookup(&self, _: u64) -> Result<MapLookup, Damaged> {
+        self.0.map(|extent| MapLookup { extent, size: self.size(), seq: MapSeq(0) }).map_err(|()| Damaged)
     }
     fn seq(&self) -> MapSeq {
         MapSeq(0)
@@ -250,7 +250,7 @@ impl FileMapping for Restless {
     fn block_size(&self) -> u32 {
         4096
     }
-    fn lookup(&self, offset: u64) -> Result<Found, Damaged> {
+    fn lookup(&self, offset: u64) -> Result<MapLookup, Damaged> {
         let less = |left: u64| left.checked_sub(1);
         if self.changes_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
             self.inner.seq.fetch_add(1, Ordering::Relaxed);
@@ -294,11 +294,11 @@ impl FileMapping for Moving {
     fn block_size(&self) -> u32 {
         4096
     }
-    fn lookup(&self, _: u64) -> Result<Found, Damaged> {
+    fn lookup(&self, _: u64) -> Result<MapLookup, Damaged> {
         let seq = self.seq();
         self.lookups.fetch_add(1, Ordering::SeqCst);
         let extent = Extent { offset: 0, len: 4096, state: ExtentState::Written(seq.0 * 4096) };
-        Ok(Found { extent, size: 4096, seq })
+        Ok(MapLookup { extent, size: 4096, seq })
     }
     fn seq(&self) -> MapSeq {
         MapSeq(self.moves.load(Ordering::SeqCst))
@@ -380,7 +380,7 @@ impl BlockDevice for Within {
         false
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> DevicePlace {
         self.0.device().place()
     }
 

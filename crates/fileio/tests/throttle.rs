@@ -1,4 +1,4 @@
-//! Who makes pages dirty waits while too many are; nobody else does.
+//! Whoever makes pages dirty waits while too many are; nobody else does.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -158,7 +158,8 @@ fn those_who_append_at_once_share_the_room_there_is() {
     assert!(file.size() >= THREADS / 2 * piece.len() as u64);
 }
 
-/// Who writes to a file that is passed by, as while there is a queue of it, makes no page dirty, and waited all the same.
+/// Whoever writes to a file that is passed by, as while there is a queue of it, makes no page dirty, and waited all the
+/// same.
 #[test]
 fn who_goes_past_the_pages_waits_for_no_room() {
     let pool = PageCache::new(LIMIT);

@@ -5,7 +5,7 @@
 //! step gives one back and takes it again). Designs take turns in every round; the table shows medians.
 //!
 //! ```text
-//! cargo run --release -p rangelock --example pairs -- [--threads 1,2,4,8,16] [--rounds 7] [--ms 60]
+//! cargo run --release -p rangelock --features designs --example pairs -- [--threads 1,2,4,8,16] [--rounds 7] [--ms 60]
 //!     [--shared] [--buckets 512] [--segment 16384] [--stride 4096] [--random] [--only NAME]
 //! ```
 //! `--stride` is the distance from one range to the next, `--random` puts every range at a page of a
@@ -115,7 +115,7 @@ fn cycle<L: ByteRangeLock>(lock: &L, starts: &[u64], mode: Mode, held: Held, sto
     pairs
 }
 
-/// Pairs a second of so many threads together.
+/// Pairs a second of this many threads together.
 fn measure<L: ByteRangeLock>(lock: &L, options: &Options, threads: u64, held: Held) -> f64 {
     let (warm, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let barrier = Barrier::new(threads as usize + 1);

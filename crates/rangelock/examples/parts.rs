@@ -7,7 +7,7 @@
 //! can deadlock; transfers between other accounts go on meanwhile.
 #![forbid(unsafe_code)]
 
-use rangelock::{ByteRangeLock, Mode, RangeLock};
+use rangelock::{Mode, RangeLock};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -6,7 +6,8 @@
 //! - **Exact.** Ranges that do not overlap never wait for each other, however many one thread holds.
 //! - **Constant cost.** A range within one segment costs one compare-and-swap and one store to take
 //!   and the same to give back; no allocation, no reference count, no line of a cache shared with
-//!   ranges that lie elsewhere in the file.
+//!   ranges that lie elsewhere in the file. That stays so with many ranges held at once, as the table grows, and
+//!   with large requests, as segments grow. Whole files and the like are held at a gate.
 //! - **Readers of the same bytes scale.** Where shared ranges within one segment contend, holding one writes no
 //!   line of a cache that other readers write, until somebody wants the bytes exclusively.
 //! - **Fair both ways.** Conflicting requests are served in the order in which they came; neither
@@ -16,7 +17,7 @@
 //!   dropping it, and be held as a plain [`RangeToken`] with no lifetime.
 //!
 //! ```
-//! use rangelock::{ByteRangeLock, Mode, RangeLock};
+//! use rangelock::{Mode, RangeLock};
 //!
 //! let lock = RangeLock::new();
 //! let head = lock.lock(0..4096, Mode::Exclusive);
@@ -29,36 +30,36 @@
 //! ```
 //!
 //! # The designs beside it
-//! [`ByteRangeLock`] is the one trait behind which the older designs stand, for measuring:
-//! [`WholeFileLock`] (a reader-writer lock that ignores the range), [`IntervalTreeLock`] (an augmented
-//! balanced tree under a spin lock) and [`BTreeLock`] (a B-tree under a mutex).
+//! [`ByteRangeLock`] is the one trait behind which older designs stand, for measuring. They are there with the feature
+//! `designs`: `WholeFileLock` (a reader-writer lock that ignores the range), `IntervalTreeLock` (an augmented
+//! balanced tree under a spin lock) and `BTreeLock` (a B-tree under a mutex).
 //!
 //! # Deadlock
 //! A thread that blocks for a range while it holds another can deadlock with one that does the same in
 //! the other order, as with any lock. Take both in one call ([`RangeLock::lock_pair`],
-//! [`RangeLock::lock_many`]), or do not block: use [`ByteRangeLock::try_acquire`] or
+//! [`RangeLock::lock_many`]), or do not block: use [`RangeLock::try_acquire`] or
 //! [`RangeLock::acquire_or_notify`] while ranges are held. As requests are served in order, a holder of
 //! a shared range who asks for it again can wait behind a writer who waits for the first hold.
 
-mod btree;
 mod claim;
+#[cfg(feature = "designs")]
+mod designs;
 mod guard;
-mod interval_tree;
 mod range_lock;
 mod spin;
 mod stats;
 mod sync;
 mod waiter;
-mod whole_file;
 
 use std::ops::Range;
 
-pub use btree::{BTreeLock, BTreeToken};
+#[cfg(feature = "designs")]
+pub use designs::{
+    BTreeLock, BTreeToken, IntervalTreeLock, IntervalTreeToken, WholeFileLock, WholeFileToken,
+};
 pub use guard::{OwnedRangeGuard, RangeGuard};
-pub use interval_tree::{IntervalTreeLock, IntervalTreeToken};
 pub use range_lock::{LockFuture, ManyGuard, Pending, RangeLock, RangeToken};
 pub use stats::{LockStats, StatsSnapshot};
-pub use whole_file::{WholeFileLock, WholeFileToken};
 
 /// How a range is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,10 +5,10 @@
 
 #[cfg(loom)]
 pub(crate) use loom::{
-    cell::UnsafeCell,
+    cell::{MutPtr, UnsafeCell},
     lazy_static,
     sync::Mutex,
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
     thread::{Thread, current, park, yield_now},
     thread_local,
 };
@@ -17,7 +17,7 @@ pub(crate) use loom::{
 pub(crate) use shuttle::{
     lazy_static,
     sync::Mutex,
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
     thread::{Thread, current, park, yield_now},
     thread_local,
 };
@@ -25,7 +25,7 @@ pub(crate) use shuttle::{
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::{
     sync::Mutex,
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
     thread::{Thread, current, park, yield_now},
 };
 
@@ -42,6 +42,25 @@ pub(crate) const CONTENDED_BEFORE_BIAS: u32 = 0;
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) const CONTENDED_BEFORE_BIAS: u32 = 16;
 
+/// Between two accesses that are `SeqCst` and have to be seen in this order by somebody who makes two such accesses in
+/// the other. loom takes such accesses for acquire and release alone, and needs a fence there; nobody else does.
+#[cfg(loom)]
+pub(crate) fn seq_cst() {
+    fence(Ordering::SeqCst);
+}
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn seq_cst() {}
+
+/// How often a bucket is crowded before somebody looks whether the table is too small. loom moves tables where a model
+/// says so, and by itself never.
+#[cfg(loom)]
+pub(crate) const LOOK_AFTER: u32 = 0;
+#[cfg(shuttle)]
+pub(crate) const LOOK_AFTER: u32 = 1;
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) const LOOK_AFTER: u32 = 4;
+
 /// `std`'s cell with loom's interface.
 #[cfg(not(loom))]
 #[derive(Debug, Default)]
@@ -55,7 +74,43 @@ impl<T> UnsafeCell<T> {
     }
 
     #[inline(always)]
+    pub(crate) fn get_mut(&self) -> MutPtr<T> {
+        MutPtr(self.0.get())
+    }
+
+    #[inline(always)]
     pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
+    }
+}
+
+/// The content behind such a pointer.
+///
+/// # Safety
+/// Nobody changes the content for as long as the reference lives.
+#[inline(always)]
+pub(crate) unsafe fn look<T>(content: &MutPtr<T>) -> &T {
+    #[cfg(loom)]
+    // SAFETY: the caller says so; nobody makes use of its being exclusive.
+    return unsafe { content.deref() };
+    #[cfg(not(loom))]
+    // SAFETY: the caller says so.
+    return unsafe { &*content.0 };
+}
+
+/// The pointer to a cell's content, with loom's interface.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct MutPtr<T>(*mut T);
+
+#[cfg(not(loom))]
+impl<T> MutPtr<T> {
+    /// # Safety
+    /// The caller alone has access to the content for as long as the reference lives.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "as loom has it")]
+    pub(crate) unsafe fn deref(&self) -> &mut T {
+        // SAFETY: the caller says so.
+        unsafe { &mut *self.0 }
     }
 }

@@ -1,69 +1,99 @@
-//! Those who wait, in the order in which they came.
+//! A request that waits, and how it is told that its turn has come.
 //!
 //! Invariants:
-//! - a waiter is granted once, by whoever holds the lock of the queue that it stands in, and only after
-//!   its claims have been entered for it (a hand-off: nobody can come in between);
-//! - waking happens after that lock is free, as it runs foreign code;
+//! - a waiter is granted once, when the last thing that it waits for is counted off, and only after its claims
+//!   have been entered for it (a hand-off: nobody can come in between);
+//! - wakers are cloned, called and dropped with no lock held, as that runs foreign code. Whoever may be the last to
+//!   let a waiter go with a lock held finds no waker in it: the request takes its waker back when it ends;
 //! - a grant is seen by whoever looks after it: a task stores its waker *before* it looks, the granter
 //!   sets the grant *before* it takes the waker.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
 
 use crate::claim::Claim;
-use crate::sync::{AtomicBool, Mutex, Ordering, SPINS, Thread, current, park};
+use crate::sync::{AtomicU32, Mutex, Ordering, SPINS, Thread, current, park};
 
 #[derive(Debug)]
 pub(crate) struct Waiter {
     claims: Vec<Claim>,
-    granted: AtomicBool,
+    /// Its number in the order of arrival at its lock.
+    arrival: u64,
+    /// In how many lines it stands; granted when there is none left.
+    lines: AtomicU32,
     wake: Wake,
 }
 
+/// Whom to wake.
 #[derive(Debug)]
-enum Wake {
+pub(crate) enum Wake {
     Thread(Thread),
     Task(Mutex<Option<Waker>>),
 }
 
+impl Wake {
+    pub(crate) fn this_thread() -> Self {
+        Wake::Thread(current())
+    }
+
+    pub(crate) fn task(waker: &Waker) -> Self {
+        Wake::Task(Mutex::new(Some(waker.clone())))
+    }
+}
+
 impl Waiter {
-    /// A waiter that is the calling thread.
-    pub(crate) fn thread(claims: Vec<Claim>) -> Arc<Self> {
-        Self::new(claims, Wake::Thread(current()))
-    }
-
-    /// A waiter that is told by a waker.
-    pub(crate) fn task(claims: Vec<Claim>, waker: Waker) -> Arc<Self> {
-        Self::new(claims, Wake::Task(Mutex::new(Some(waker))))
-    }
-
-    fn new(claims: Vec<Claim>, wake: Wake) -> Arc<Self> {
-        Arc::new(Waiter { claims, granted: AtomicBool::new(false), wake })
+    /// A waiter that stands in one line.
+    pub(crate) fn new(claims: Vec<Claim>, arrival: u64, wake: Wake) -> Arc<Self> {
+        Arc::new(Waiter { claims, arrival, lines: AtomicU32::new(1), wake })
     }
 
     pub(crate) fn claims(&self) -> &[Claim] {
         &self.claims
     }
 
-    pub(crate) fn is_granted(&self) -> bool {
-        self.granted.load(Ordering::Acquire)
+    pub(crate) fn arrival(&self) -> u64 {
+        self.arrival
     }
 
-    /// Marks the waiter as granted; [`wake`](Self::wake) has to follow, without the queue's lock.
-    pub(crate) fn grant(&self) {
-        self.granted.store(true, Ordering::Release);
+    pub(crate) fn is_granted(&self) -> bool {
+        self.lines.load(Ordering::Acquire) == 0
+    }
+
+    /// It stands in one more line, whose lock the caller has.
+    pub(crate) fn joined_line(&self) {
+        // Relaxed: whoever takes it out of that line has to take the line's lock after us.
+        self.lines.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It stands in one line less. If that was the last, it is granted, and [`wake`](Self::wake) has to follow,
+    /// without any lock.
+    #[must_use]
+    pub(crate) fn left_line(&self) -> bool {
+        // Acquire and release: the grant comes after all that any of the lines waited for.
+        self.lines.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// It stands in so many lines, all of whose locks the caller has.
+    pub(crate) fn stands_in(&self, lines: u32) {
+        self.lines.store(lines, Ordering::Release);
     }
 
     pub(crate) fn wake(&self) {
         match &self.wake {
             Wake::Thread(thread) => thread.unpark(),
-            Wake::Task(slot) => {
-                let waker = slot.lock().expect("no panic under this lock").take();
-                if let Some(waker) = waker {
+            Wake::Task(_) => {
+                if let Some(waker) = self.take_waker() {
                     waker.wake();
                 }
             }
+        }
+    }
+
+    /// Takes back the waker, if there is one still.
+    pub(crate) fn take_waker(&self) -> Option<Waker> {
+        match &self.wake {
+            Wake::Thread(_) => None,
+            Wake::Task(slot) => slot.lock().expect("no panic under this lock").take(),
         }
     }
 
@@ -93,57 +123,13 @@ impl Waiter {
         }
     }
 
-    fn conflicts(&self, claim: &Claim) -> bool {
+    pub(crate) fn conflicts(&self, claim: &Claim) -> bool {
         self.claims.iter().any(|mine| mine.conflicts(claim))
     }
 }
 
-/// Waiters in the order of their arrival.
-#[derive(Debug, Default)]
-pub(crate) struct WaitQueue(VecDeque<Arc<Waiter>>);
-
-impl WaitQueue {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn conflicts(&self, claim: &Claim) -> bool {
-        self.0.iter().any(|waiter| waiter.conflicts(claim))
-    }
-
-    pub(crate) fn push(&mut self, waiter: Arc<Waiter>) {
-        self.0.push_back(waiter);
-    }
-
-    /// Takes out a waiter that gave up; false if it had been granted before.
-    pub(crate) fn remove(&mut self, waiter: &Arc<Waiter>) -> bool {
-        let place = self.0.iter().position(|queued| Arc::ptr_eq(queued, waiter));
-        place.and_then(|place| self.0.remove(place)).is_some()
-    }
-
-    /// Takes out the first waiter at or after `from` that `fits` and conflicts with none before it.
-    pub(crate) fn next_grantable(
-        &mut self,
-        from: &mut usize,
-        mut fits: impl FnMut(&[Claim]) -> bool,
-    ) -> Option<Arc<Waiter>> {
-        while let Some(waiter) = self.0.get(*from) {
-            let blocked = !fits(&waiter.claims)
-                || self
-                    .0
-                    .iter()
-                    .take(*from)
-                    .any(|earlier| waiter.claims.iter().any(|claim| earlier.conflicts(claim)));
-            if !blocked {
-                return self.0.remove(*from);
-            }
-            *from += 1;
-        }
-        None
-    }
-}
-
 /// Wakes those who were granted.
+#[inline]
 pub(crate) fn wake_all(granted: Vec<Arc<Waiter>>) {
     for waiter in granted {
         waiter.wake();

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use common::Watchdog;
-use rangelock::{BTreeLock, ByteRangeLock, IntervalTreeLock, LockStats, Mode, RangeLock};
+#[cfg(feature = "designs")]
+use rangelock::{BTreeLock, IntervalTreeLock};
+use rangelock::{ByteRangeLock, LockStats, Mode, RangeLock};
 
 const TURNS: u64 = 200;
 
@@ -142,8 +144,11 @@ fn queued_requests_on_disjoint_ranges_never_wait() {
     for blocking in [true, false] {
         queued(&RangeLock::new().with_stats(LockStats::new()), blocking);
         queued(&RangeLock::with_geometry(2, 4096).with_stats(LockStats::new()), blocking);
-        queued(&IntervalTreeLock::new().with_stats(LockStats::new()), blocking);
-        queued(&BTreeLock::new().with_stats(LockStats::new()), blocking);
+        #[cfg(feature = "designs")]
+        {
+            queued(&IntervalTreeLock::new().with_stats(LockStats::new()), blocking);
+            queued(&BTreeLock::new().with_stats(LockStats::new()), blocking);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is asked of a run.
+//! The configuration of a run.
 
 use crate::content::PAGE;
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ pub enum Workload {
     Seq,
     /// Threads lock and unlock ranges of their own of one range lock; no file.
     RangeLock,
-    /// Threads make empty files in directories of their own, look at all of them, and remove them.
+    /// Threads make empty files in directories of their own, stat all of them, and remove them.
     FsMark,
     /// Clients of a file server make, write, read, look at, list, rename, flush and remove files in directories of their
     /// own.
@@ -38,11 +38,11 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Those that there is a model of.
+    /// The workloads with a model.
     pub(crate) const MODELLED: [Self; 5] =
         [Self::Overwrite, Self::RandRw, Self::Buffered, Self::RangeLock, Self::Handles];
 
-    /// Whether it says which locks were taken. Of locks alone that would be what it measures anyway.
+    /// Whether locks are counted in it. A workload of locks alone measures them anyway.
     pub(crate) const fn counts_locks(self) -> bool {
         !matches!(self, Self::RangeLock | Self::Cow)
     }
@@ -67,17 +67,17 @@ impl Workload {
 
 /// Where the volume that uxfs opens is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum VolumePlace {
     /// In anonymous memory with large pages.
     Memory,
     /// In a file on tmpfs, mapped into memory.
     Shm,
-    /// In an image file in this directory, used with O_DIRECT, and gone afterwards; for `osync` also a device, or a file in
-    /// place of one.
+    /// In an image file in this directory, used with O_DIRECT and removed afterwards; for `osync` also a device, or a
+    /// file in place of one.
     Dir(PathBuf),
 }
 
-impl std::str::FromStr for Place {
+impl std::str::FromStr for VolumePlace {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -124,7 +124,7 @@ pub struct DesignLists {
     pub reservation: Vec<Reservations>,
     /// How commits come into a checkpoint.
     pub cil: Vec<CilLocks>,
-    /// What their vectors cost.
+    /// How their vectors are made.
     pub vectors: Vec<Vectors>,
 }
 
@@ -134,7 +134,7 @@ impl DesignLists {
         handles.is_empty() && reservation.is_empty() && cil.is_empty() && vectors.is_empty()
     }
 
-    /// Each choice with each other; today's first.
+    /// All combinations; today's first.
     fn product(&self) -> Vec<Designs> {
         let Self { handles, reservation, cil, vectors } = self;
         let mut all = vec![Designs::default()];
@@ -147,7 +147,7 @@ impl DesignLists {
     }
 }
 
-/// Each of `all` with each choice of `list`; as it is if there is none.
+/// Each of `all` with each choice of `list`; unchanged if there is none.
 fn each<T: Copy>(all: &[Designs], list: &[T], with: impl Fn(Designs, T) -> Designs) -> Vec<Designs> {
     if list.is_empty() {
         return all.to_vec();
@@ -155,23 +155,22 @@ fn each<T: Copy>(all: &[Designs], list: &[T], with: impl Fn(Designs, T) -> Desig
     all.iter().flat_map(|designs| list.iter().map(|choice| with(*designs, *choice))).collect()
 }
 
-/// What is asked of a run.
+/// The configuration of a run.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Thread counts, each measured.
     pub threads: Vec<usize>,
-    /// Lockings that uxfs is measured with; none: those that the workload's table has by default.
+    /// Lockings of uxfs; none: the workload's default.
     pub locking: Vec<Locking>,
-    /// Designs of the journal that `handles`, `fsmark` and `dbench` are measured with; none: those that their results are
-    /// about.
+    /// Designs of the journal for `handles`, `fsmark` and `dbench`; none: the workload's default.
     pub designs: DesignLists,
     /// What uxfs is compared with.
     pub versus: Vec<Versus>,
     /// Where the volume is.
-    pub place: Place,
-    /// Whether the same pages are measured on the device, with no file system.
+    pub place: VolumePlace,
+    /// Whether the same pages are also measured on the device, without a file system.
     pub raw: bool,
-    /// Whether plain memory copies are measured.
+    /// Whether plain memory copies are also measured.
     pub memcpy: bool,
     /// Size of the file in bytes.
     pub size: u64,
@@ -201,22 +200,22 @@ pub struct Config {
     pub osync_threads: Vec<usize>,
     /// How `osync` shares the flushes of a device; none: every way.
     pub flushings: Vec<Flushing>,
-    /// What a flush takes where `osync` runs on a device in memory, each measured; 0: nothing, which is measured unasked
-    /// beside what uxfs is compared with.
+    /// Durations of a flush for `osync` on a device in memory, each measured; 0: nothing, which is also measured beside
+    /// other targets.
     pub flush_latencies: Vec<Duration>,
-    /// Whether `osync` may write all over a device, or a file, that is there.
+    /// Whether `osync` may overwrite an existing device or file.
     pub overwrite: bool,
     /// Rounds that medians are taken over.
     pub rounds: usize,
-    /// A measurement goes over its pages until about this much time has passed.
+    /// A measurement repeats its pages for about this long.
     pub min_time: Duration,
-    /// Whether locks are counted and timed, which slows all that is measured.
+    /// Whether locks are counted and timed, which slows everything that is measured.
     pub lockstat: bool,
-    /// Whether locks are counted in a short round of its own behind all others, which are not slowed then.
+    /// Whether locks are counted in a short extra round at the end, so that the others are not slowed.
     pub count_locks: bool,
-    /// The volume is left here after the run.
+    /// Where to leave the volume after the run.
     pub keep: Option<PathBuf>,
-    /// What the order of pages follows from.
+    /// Seed of the order of pages.
     pub seed: u64,
 }
 
@@ -227,7 +226,7 @@ impl Default for Config {
             locking: Vec::new(),
             designs: DesignLists::default(),
             versus: Vec::new(),
-            place: Place::Memory,
+            place: VolumePlace::Memory,
             raw: false,
             memcpy: false,
             size: 1 << 30,
@@ -256,18 +255,18 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Most threads that can be asked for.
+    /// The most threads.
     const MAX_THREADS: usize = 1024;
-    /// Most requests in flight that can be asked for.
+    /// The most requests in flight.
     const MAX_DEPTH: u32 = 4096;
-    /// Most files of a thread that can be asked for, and most directories.
+    /// The most files of a thread, and the most directories.
     const MAX_FILES: u64 = 100_000_000;
     const MAX_DIRS: usize = 10_000;
-    /// Most bytes that such a file may get.
+    /// The largest content of such a file.
     const MAX_FSYNC: u64 = 1 << 20;
-    /// Most bytes of a request of `seq`.
+    /// The largest request of `seq`.
     const MAX_BLOCK: u64 = 64 << 20;
-    /// Longest flush that can be asked for.
+    /// The longest flush.
     const MAX_FLUSH: Duration = Duration::from_secs(1);
 
     /// Finds options that make no sense before anything is set up.
@@ -343,7 +342,7 @@ impl Config {
     /// Pages of a request of a workload on files.
     pub(crate) fn span(&self, workload: Workload) -> u32 {
         match workload {
-            // Checked to be few.
+            // Checked to be small.
             Workload::Seq => (self.block / PAGE as u64) as u32,
             _ => 1,
         }
@@ -368,9 +367,9 @@ impl Config {
         if self.flushings.is_empty() { Flushing::ALL.to_vec() } else { self.flushings.clone() }
     }
 
-    /// The designs of the journal that a workload is measured with, today's first. Unsaid, each has those beside it that its
-    /// result is about: `handles` every older one, and all of them at once; `fsmark`, where it is not about flushes, those
-    /// of commits; `dbench` that of handles.
+    /// The designs of the journal that a workload is measured with, today's first. By default, each has those beside it
+    /// that its result is about: `handles` every older one, and all of them at once; `fsmark`, where it is not about
+    /// flushes, those of commits; `dbench` that of handles.
     pub(crate) fn designs(&self, workload: Workload) -> Vec<Designs> {
         let unsaid = match workload {
             Workload::FxMark => DesignLists::default(),
@@ -426,7 +425,7 @@ mod tests {
             all.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let (both, locked) = (HandleCounts::ALL, [Reservations::Locked]);
-        let of_commits = ["", "vectors=two-pass", "cil=single-lock", "cil=single-lock vectors=two-pass"];
+        let of_commits = ["", "vectors=at-commit", "cil=single-lock", "cil=single-lock vectors=at-commit"];
         let mut unsaid = designs(Workload::FsMark, &[], &[]);
         assert_eq!(unsaid.remove(0), "", "today's is the first");
         unsaid.sort();

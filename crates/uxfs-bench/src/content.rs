@@ -1,4 +1,4 @@
-//! What the pages of a measured file hold.
+//! The content of a measured file's pages.
 //!
 //! Every page holds one 64-bit word over and over: the kernel's zram keeps such a page without compressing it
 //! or allocating for it, which is its best case. The word follows from the page's index and from the
@@ -59,7 +59,7 @@ pub(crate) fn fill(buf: &mut [u8], word: u64) {
 pub(crate) struct Sources([AlignedBuf; CLASSES]);
 
 impl Sources {
-    /// For requests of so many bytes.
+    /// For requests of this many bytes.
     pub(crate) fn new(generation: u32, bytes: usize) -> Self {
         Self(std::array::from_fn(|class| {
             let mut buf = AlignedBuf::zeroed(bytes);
@@ -68,7 +68,7 @@ impl Sources {
         }))
     }
 
-    /// What a request gets in this generation that begins with a page.
+    /// The content of a request of this generation that begins with a page.
     pub(crate) fn request(&self, page: u64, generation: u32) -> &[u8] {
         &self.0[class(page, generation)]
     }
@@ -79,7 +79,8 @@ impl Sources {
 pub struct Content {
     generations: Vec<u32>,
     newest: u32,
-    /// Of generations that had requests of more than a page, how many pages. All of a request is of its first page's class.
+    /// The pages per request, for generations with requests of more than one page. A whole request has the class of its
+    /// first page.
     spans: HashMap<u32, u32>,
 }
 
@@ -109,7 +110,7 @@ impl Content {
         self.newest
     }
 
-    /// Takes note of what a run has written.
+    /// Records what a run has written.
     pub(crate) fn apply(&mut self, work: &Work<'_>) {
         if work.span > 1 {
             self.spans.insert(work.generation, work.span);

@@ -9,7 +9,7 @@ use crate::content::{self, PAGE, Sources};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::target::{At, Port, QueuePort, Target};
-use crate::work::{Op, Outcome, Tally, Work};
+use crate::work::{Op, Tally, Work, WorkOutcome};
 use blockdev::AlignedBuf;
 use std::sync::Barrier;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use std::time::Instant;
 /// One request in this many is timed.
 const SAMPLE: usize = 32;
 
-/// What one thread gave.
+/// The result of one thread.
 struct Done {
     start: Instant,
     end: Instant,
@@ -26,7 +26,7 @@ struct Done {
 }
 
 /// Runs `work` on `target`.
-pub(crate) fn run<T: Target>(target: &mut T, work: &Work<'_>) -> Result<Outcome> {
+pub(crate) fn run<T: Target>(target: &mut T, work: &Work<'_>) -> Result<WorkOutcome> {
     if work.depth > 1 {
         let mut queues = Vec::with_capacity(work.threads);
         for _ in 0..work.threads {
@@ -44,7 +44,7 @@ fn together<P: Send>(
     work: &Work<'_>,
     ports: Vec<P>,
     body: impl Fn(P, &Work<'_>, usize, &Barrier) -> Result<Done> + Sync,
-) -> Result<Outcome> {
+) -> Result<WorkOutcome> {
     interrupt::check()?;
     let barrier = Barrier::new(ports.len());
     let (barrier, body) = (&barrier, &body);
@@ -59,7 +59,7 @@ fn together<P: Send>(
             .map(|thread| thread.join().unwrap_or(Err(Error::Panicked)))
             .collect::<Vec<Result<Done>>>()
     });
-    let mut outcome = Outcome::default();
+    let mut outcome = WorkOutcome::default();
     let (mut start, mut end) = (None::<Instant>, None::<Instant>);
     for done in done {
         let done = done?;

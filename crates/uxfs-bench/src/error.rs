@@ -1,4 +1,4 @@
-//! What can end a run.
+//! Why a run fails.
 
 use blockdev::DeviceError;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// The result of a step of a run.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can end a run.
+/// Why a run fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -66,7 +66,7 @@ pub enum Error {
         /// How many there are.
         found: u64,
     },
-    /// A file has not the time that it was given last.
+    /// A file does not have the time that was set last.
     #[error("{target}: {path} has the time {found}, and was given {expected} last")]
     Time {
         /// Name of the target.
@@ -81,13 +81,13 @@ pub enum Error {
     /// A target does not hold what a workload left there.
     #[error("{0}")]
     Result(String),
-    /// A signal asked for the end of the run.
+    /// The run was interrupted by a signal.
     #[error("interrupted")]
     Interrupted,
     /// A thread of the run panicked.
     #[error("a thread of the run panicked")]
     Panicked,
-    /// The file is of another shape than the run needs.
+    /// The file does not fit the run.
     #[error("{path}: {problem}", path = path.display())]
     Shape {
         /// The file.
@@ -98,7 +98,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether somebody else has what was to be measured.
+    /// Whether something else uses what was to be measured.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         use DeviceError::{Attached, BeingRead, BeingWritten, Claimed, Locked};

@@ -1,4 +1,4 @@
-//! Ctrl-C and `kill`: the run ends between two measurements, and what it set up is taken down.
+//! Ctrl-C and `kill`: the run ends between two measurements, and its set-up is removed.
 
 use crate::error::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -21,7 +21,7 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// An error if a signal has come.
+/// Fails after a signal.
 pub(crate) fn check() -> Result<()> {
     match FLAG.get() {
         Some(flag) if flag.load(Ordering::Relaxed) => Err(Error::Interrupted),

@@ -3,9 +3,9 @@
 //! [`run`] measures what a [`Config`] asks for. A workload on files is one loop (`Work` says what it does),
 //! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
 //! `osync` writes and makes durable, over and over, on a device or a file;
-//! `fsmark` (directories and files, no content), `fxmark` and `dbench` (both) do so too, but for the raw device and plain
-//! memory; `rangelock` measures the range locks alone, `handles` the journal. [`trees`] times the command's verbs on whole trees beside the kernel's tools. [`page`] makes a
-//! page of it; other printing is left to the caller.
+//! `fsmark` (directories and files, no content), `fxmark` and `dbench` (both) do so too, except for the raw device and
+//! plain memory; `rangelock` measures the range locks alone, `handles` the journal. [`trees`] times the command's verbs
+//! on whole trees beside the kernel's tools. [`page`] makes a page of it; other printing is left to the caller.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -35,7 +35,7 @@ mod volume;
 mod work;
 
 pub use self::lockstat::ClassReport;
-pub use config::{Config, DesignLists, Place, Versus, Workload};
+pub use config::{Config, DesignLists, Versus, VolumePlace, Workload};
 pub use content::{Content, PAGE};
 pub use error::{Error, Result};
 pub use fileio::Flushing;

@@ -1,11 +1,10 @@
 //! The workload `rangelock`: threads that lock and unlock ranges of their own, of one lock and with no file.
 //!
-//! Each thread has [`RANGES`] ranges that nobody else touches. It cycles through them with one held at a time
-//! (`one-held`), or takes all and then lets go of all (`all-held`). A lock whose cost depends on what others
-//! hold, or that shares a cache line between them, shows it here. A whole-file lock cannot hold a range
-//! exclusively while it waits for another, hence appears with shared holders where all are held. `uncontended`
-//! is one thread and one range, against the word-sized lock of `parking_lot`. Single pairs are not timed: the shortest take a
-//! third of a look at the clock.
+//! Each thread has [`RANGES`] ranges that no other uses. It cycles through them with one held at a time (`one-held`),
+//! or takes all and then lets go of all (`all-held`). A lock whose cost depends on what others hold, or that shares a
+//! cache line between them, shows it here. A whole-file lock cannot hold a range exclusively while it waits for
+//! another, hence appears with shared holders where all are held. `uncontended` is one thread and one range, against
+//! the word-sized lock of `parking_lot`. Single pairs are not timed: the shortest take a third of a look at the clock.
 
 use crate::config::Config;
 use crate::error::Result;
@@ -27,9 +26,9 @@ const RANGE_BYTES: u64 = 4096;
 
 /// A locking that can be made anew for each measurement.
 pub(crate) trait Design: ByteRangeLock + Sized {
-    /// Whether it knows the file alone, and no ranges.
+    /// Whether it locks only whole files.
     const WHOLE: bool;
-    /// A lock that nobody holds.
+    /// A new lock.
     fn make() -> Self;
 }
 

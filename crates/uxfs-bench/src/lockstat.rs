@@ -1,4 +1,4 @@
-//! Lock classes and what was counted of each, worst first.
+//! Lock classes and their counts, worst first.
 //!
 //! Classes count as long as the process lives; a [`Tracker`] tells apart which target made them count, since
 //! targets are measured one after the other.
@@ -46,13 +46,13 @@ impl Tracker {
         Self { seen: ::lockstat::report(), sums: Vec::new() }
     }
 
-    /// Leaves out what was counted since the last call, and who used which lock.
+    /// Ignores what was counted since the last call, and who used which lock.
     pub(crate) fn skip(&mut self) {
         ::lockstat::forget_users();
         self.seen = ::lockstat::report();
     }
 
-    /// Puts what was counted since the last call down to a target.
+    /// Assigns what was counted since the last call to a target.
     pub(crate) fn attribute(&mut self, target: &str) {
         let now = ::lockstat::report();
         for &(class, stats) in &now {
@@ -130,7 +130,7 @@ impl ClassReport {
         }
     }
 
-    /// The same with its figures for each of so many transactions.
+    /// The same with its figures for each of this many transactions.
     fn per_commit(self, commits: u64) -> Self {
         let each = |count: u64| (commits > 0).then(|| count as f64 / commits as f64);
         Self { per_commit: each(self.exclusive), between_per_commit: each(self.between), ..self }

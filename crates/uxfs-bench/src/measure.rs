@@ -1,7 +1,7 @@
-//! Measurements: what a run is worth as a line of a report, and how several rounds become one.
+//! Measurements: lines of a report, and how several rounds become one line.
 
 use crate::target::Label;
-use crate::work::{Outcome, Tally};
+use crate::work::{Tally, WorkOutcome};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub struct Measurement {
     pub median_of: usize,
 }
 
-/// What one round gave for one line of a report.
+/// The result of one round for one line of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) ops_per_s: f64,
@@ -49,7 +49,7 @@ pub(crate) struct Sample {
 
 impl Sample {
     /// One way of a run.
-    pub(crate) fn new(outcome: &Outcome, tally: &Tally) -> Self {
+    pub(crate) fn new(outcome: &WorkOutcome, tally: &Tally) -> Self {
         Self::of(tally, outcome.wall)
     }
 

@@ -23,7 +23,7 @@ use crate::work::{Op, Work, pages_in_order, random_pages};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Is told how a run goes.
+/// Observes the progress of a run.
 pub trait Observer {
     /// A workload starts, of this many steps.
     fn start(&mut self, workload: &str, steps: u64);
@@ -43,7 +43,7 @@ impl Observer for Silent {
     fn note(&mut self, _what: &str) {}
 }
 
-/// What a run gave.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub struct Report {
     /// The medians.
@@ -206,7 +206,7 @@ impl Scene {
     }
 }
 
-/// The knowledge of a new file's content.
+/// The known content of a new file.
 pub(crate) fn new_content(pages: u64) -> Arc<Mutex<Content>> {
     Arc::new(Mutex::new(Content::zeroed(pages)))
 }

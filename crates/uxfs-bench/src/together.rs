@@ -29,7 +29,7 @@ const WARM_UP: Duration = Duration::from_millis(50);
 /// The longest time in which single operations are timed; it, too, is no longer than the measurement.
 const TIMED: Duration = Duration::from_millis(50);
 
-/// Is told of each operation.
+/// Observes each operation.
 pub(crate) trait Clock {
     /// Does an operation.
     fn of<R>(&mut self, operation: impl FnOnce() -> R) -> R;
@@ -42,7 +42,7 @@ impl Clock for Timer {
     }
 }
 
-/// Looks at no clock.
+/// Reads no clock.
 struct Untimed;
 
 impl Clock for Untimed {

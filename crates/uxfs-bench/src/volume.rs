@@ -1,6 +1,6 @@
 //! uxfs's own side of a run: a volume in memory or in a file, and its file opened in process.
 
-use crate::config::{Config, Place};
+use crate::config::{Config, VolumePlace};
 use crate::content::{Content, PAGE};
 use crate::error::{Error, Result};
 use crate::setup::{FILE_NAME, make_image};
@@ -128,7 +128,7 @@ pub(crate) fn place_dir(place: &Path) -> Result<TempDir> {
 fn make_device(config: &Config) -> Result<(Arc<dyn BlockDevice>, String, Option<TempDir>)> {
     let shm = Path::new("/dev/shm");
     match &config.place {
-        Place::Memory => {
+        VolumePlace::Memory => {
             let passing = std::env::temp_dir();
             let dir = place_dir(if shm.is_dir() { shm } else { &passing })?;
             let image = dir.path().join("image");
@@ -138,7 +138,7 @@ fn make_device(config: &Config) -> Result<(Arc<dyn BlockDevice>, String, Option<
             load(&image, &device)?;
             Ok((Arc::new(device), "memory".to_owned(), None))
         }
-        Place::Shm => {
+        VolumePlace::Shm => {
             let dir = place_dir(shm)?;
             let image = dir.path().join("image");
             make_image(&image, config.size)?;
@@ -146,7 +146,7 @@ fn make_device(config: &Config) -> Result<(Arc<dyn BlockDevice>, String, Option<
             let device = MemoryOptions::new().shmem(true).copy_of(&image)?;
             Ok((Arc::new(device), "shm".to_owned(), None))
         }
-        Place::Dir(place) => {
+        VolumePlace::Dir(place) => {
             let dir = place_dir(place)?;
             let image = dir.path().join("image");
             make_image(&image, config.size)?;

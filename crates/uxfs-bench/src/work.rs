@@ -84,7 +84,7 @@ pub(crate) fn latency() -> Latency {
         .unwrap_or_else(|_| unreachable!("the bounds are constant"))
 }
 
-/// What one way of a run (its reads, its writes) gave.
+/// The result of one direction of a run (its reads, or its writes).
 #[derive(Clone, Debug)]
 pub struct Tally {
     /// Requests that were done.
@@ -108,9 +108,9 @@ impl Tally {
     }
 }
 
-/// What a run gave.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct WorkOutcome {
     /// From the first thread's first request to the last thread's last.
     pub wall: Duration,
     /// The reads.

@@ -1,7 +1,7 @@
-//! Volumes that a verb changes: opened for writing, changed, closed.
+//! Volumes that a verb changes: they are opened for writing, changed, and closed.
 //!
-//! Invariants: what was opened is closed, also where the change failed, so that the log is left clean; everything happens
-//! when the environment says, if it does, which is known before anything is opened.
+//! Invariants: a volume is closed even if the change failed, so that its log is clean; if the environment sets a time,
+//! all changes have it, and it is read before anything is opened.
 
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::location::{Images, Location};
@@ -15,7 +15,7 @@ pub fn change<T>(global: &Global, location: &Location, work: impl FnOnce(&Volume
     change_in(Images::writable(&global), location, work)
 }
 
-/// Changes the volume in one image by bulk work: many small writes become few large ones.
+/// Changes the volume in one image in bulk: small writes are gathered into large ones.
 pub fn fill<T>(global: &Global, location: &Location, work: impl FnOnce(&Volume) -> Result<T>) -> Result<T> {
     let global = global.at_source_date()?;
     change_in(Images::writable(&global).gathering(), location, work)
@@ -32,8 +32,8 @@ fn change_in<T>(
     closed.map(|()| done)
 }
 
-/// Changes something at each location. A failure ends it where there is just one; where there are more, it is said
-/// and the rest goes on.
+/// Changes something at each location. A failure ends the verb if there is just one location. Otherwise it is
+/// reported and the rest goes on.
 pub fn change_each(
     global: &Global,
     locations: &[Location],
@@ -50,7 +50,7 @@ pub fn change_each(
     closed.map(|()| exit)
 }
 
-/// What went wrong with the change at a location: its whole path stands in front.
+/// The failure of a change at a location, with the whole path.
 pub fn failure(location: &Location, error: &Error) -> Failure {
     let name = split(&location.path).map_or(&b"/"[..], |(_, name)| name);
     let exit = error.kind().into();
@@ -60,13 +60,13 @@ pub fn failure(location: &Location, error: &Error) -> Failure {
     }
 }
 
-/// A change that is not made, and why.
+/// A refused change, and why.
 pub fn refused(location: &Location, exit: Exit, what: impl std::fmt::Display) -> Failure {
     let path = uxfs::printable(&location.path);
     Failure::new(exit, format!("{}: {path}: {what}", host_name(&location.name())))
 }
 
-/// A path as that of a directory and a name in it; `None` if its end is not a name.
+/// Splits a path into directory and name; `None` if it does not end in a name.
 pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = path.iter().rposition(|&byte| byte != b'/')? + 1;
     let path = path.get(..end)?;
@@ -75,12 +75,12 @@ pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     (!matches!(name, b"." | b"..")).then_some((parent, name))
 }
 
-/// Whether a path ends in a slash, so that it can name a directory alone.
+/// Whether a path ends in a slash, so that it can only name a directory.
 pub fn ends_in_slash(path: &[u8]) -> bool {
     path.last() == Some(&b'/')
 }
 
-/// The directory that holds what a location names, and the name in it.
+/// The directory of a location, and the name in it.
 pub fn parent<'a>(volume: &Volume, location: &'a Location) -> Result<(Dir, &'a [u8])> {
     let (parent, name) = split(&location.path)
         .ok_or_else(|| refused(location, Exit::Usage, "not a name that can be made, moved or removed"))?;
@@ -88,7 +88,7 @@ pub fn parent<'a>(volume: &Volume, location: &'a Location) -> Result<(Dir, &'a [
     Ok((dir, name))
 }
 
-/// What has a name in a directory; an error if nothing has.
+/// The node of a name in a directory; an error if there is none.
 pub fn named(dir: &Dir, name: &[u8], location: &Location) -> Result<Node> {
     match dir.lookup(name) {
         Ok(Some(node)) => Ok(node),
@@ -97,7 +97,7 @@ pub fn named(dir: &Dir, name: &[u8], location: &Location) -> Result<Node> {
     }
 }
 
-/// What a path leads to, if it leads to something.
+/// The node of a path, if it exists.
 pub fn existing(volume: &Volume, location: &Location, follow: bool) -> Result<Option<Node>> {
     let path = &location.path;
     let node = if follow { volume.lookup(path) } else { volume.lookup_nofollow(path) };
@@ -108,8 +108,7 @@ pub fn existing(volume: &Volume, location: &Location, follow: bool) -> Result<Op
     }
 }
 
-/// The directory that a path leads to; `None` if it leads to something else, or nowhere, as a link does whose text is no
-/// path of anything.
+/// The directory of a path; `None` if it is something else, or does not exist, also for a broken link.
 pub fn directory(volume: &Volume, location: &Location) -> Result<Option<Dir>> {
     use ErrorKind as K;
     let dir = volume.lookup(&location.path).and_then(|node| node.as_dir());
@@ -122,7 +121,7 @@ pub fn directory(volume: &Volume, location: &Location) -> Result<Option<Dir>> {
     }
 }
 
-/// Where a file is made that a path leads to: behind links that lead to nothing yet.
+/// Where to make the file of a path: broken links are followed to their targets.
 pub fn new_place(volume: &Volume, location: &Location) -> Result<(Dir, Vec<u8>)> {
     let mut at = location.clone();
     for _ in 0..=uxfs::MAX_SYMLINKS {
@@ -141,8 +140,8 @@ pub fn new_place(volume: &Volume, location: &Location) -> Result<(Dir, Vec<u8>)>
     Err(refused(location, Exit::NotFound, "too many symbolic links on the way"))
 }
 
-/// The name of something new: its own, or, while something else has that, another one that it is moved from in one step.
-/// What cannot be made, or cannot take that place, leaves what is there as it is.
+/// The name of something new: its own, or, if that is taken, a temporary one from which it is moved in one step. If it
+/// cannot be made or moved, the old file stays.
 #[must_use]
 pub struct NewName<'n> {
     name: &'n [u8],
@@ -150,10 +149,10 @@ pub struct NewName<'n> {
 }
 
 impl<'n> NewName<'n> {
-    /// What names begin with that something has until it gets its own.
+    /// The prefix of temporary names.
     pub const TEMPORARY: &'static [u8] = b".uxfs-new-";
 
-    /// Makes something under its name; `None` if something else has it.
+    /// Makes something under its name; `None` if that is taken.
     pub fn make<T>(
         name: &'n [u8],
         make: impl FnOnce(&[u8]) -> uxfs::Result<T>,
@@ -164,7 +163,7 @@ impl<'n> NewName<'n> {
         }
     }
 
-    /// Makes something beside what has its name.
+    /// Makes something under a temporary name.
     pub fn make_beside<T>(
         name: &'n [u8],
         make: impl Fn(&[u8]) -> uxfs::Result<T>,
@@ -174,14 +173,14 @@ impl<'n> NewName<'n> {
             let temporary = [Self::TEMPORARY, number.to_string().as_bytes()].concat();
             match make(&temporary) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-                // The other name means nothing to who asked.
+                // The temporary name means nothing to the user.
                 Err(error) if error.path() == Some(&temporary) => return Err(error.of_path(name)),
                 made => return Ok((made?, Self { name, temporary: Some(temporary) })),
             }
         }
     }
 
-    /// Lets it take the place of what has its name.
+    /// Moves it to its name, replacing what has it.
     pub fn publish(&self, dir: &Dir) -> uxfs::Result<()> {
         match &self.temporary {
             Some(temporary) => dir.rename(temporary, dir, self.name, Rename::Replace),
@@ -189,13 +188,13 @@ impl<'n> NewName<'n> {
         }
     }
 
-    /// Removes it again, since something went wrong with it. That is what is said, and not what goes wrong here.
+    /// Removes it after a failure. That failure is reported, and not one that happens here.
     pub fn take_back(&self, dir: &Dir) {
         let _ = dir.remove_file(self.temporary.as_deref().unwrap_or(self.name));
     }
 }
 
-/// Takes from a file what it may do beyond the rights of who runs it, as the kernel does where owner or content change.
+/// Removes set-user-id, set-group-id and capabilities, as the kernel does when owner or content change.
 pub fn drop_capabilities(node: &Node) -> uxfs::Result<()> {
     match node.remove_xattr(b"security.capability") {
         Err(error) if error.kind() == ErrorKind::NoAttribute => Ok(()),

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The list that `--help` ends with.
+/// The list at the end of `--help`.
 pub const HELP: &str = "\
 Paths inside an image are written IMAGE:/path; IMAGE alone is its root directory. IMAGE@2:/path is in the second
 partition of a whole disk's image (GPT or MBR).
@@ -17,30 +17,30 @@ Exit codes:
   0  done
   1  some of it failed; the rest is done (each failure has its line on standard error)
   2  the command line is wrong
-  3  no such file, or one of another type than is wanted
+  3  no such file, or one of an unsuitable type
   4  not an XFS volume, or one with a feature that is not supported
   5  the volume is damaged, or the image is shorter than the volume
   6  the device or the host failed a request
   7  the volume's log is dirty (--norecovery reads the volume as it is)
-  8  another process or the kernel writes the volume, or reads what is to be written
-  9  something is there already that would be lost
- 10  the volume, or what in it should grow, has no room for it
+  8  another process or the kernel writes the volume, or reads it while it is to be written
+  9  something exists already and would be lost
+ 10  no space left on the volume
  11  interrupted; what is done is whole, and the volume was closed
  12  the file shares blocks with others and does not say so; it is as it was
- 13  a limit that was given would be passed (--max-size, --max-files, --max-depth)
+ 13  a given limit would be exceeded (--max-size, --max-files, --max-depth)
  14  not permitted: what would change is immutable or append-only";
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// All is done.
+    /// Everything is done.
     Ok = 0,
-    /// Some of it failed, and that was said.
+    /// Some of it failed, and that was reported.
     Partial = 1,
     /// The command line is wrong.
     Usage = 2,
-    /// No such file, or one of another type than is wanted.
+    /// No such file, or one of an unsuitable type.
     NotFound = 3,
     /// Not an XFS volume, or one with a feature that is not supported.
     Unsupported = 4,
@@ -50,24 +50,24 @@ pub enum Exit {
     Io = 6,
     /// The volume's log is dirty.
     DirtyLog = 7,
-    /// Another process or the kernel writes the volume, or reads what is to be written.
+    /// Another process or the kernel writes the volume, or reads it while it is to be written.
     Locked = 8,
-    /// Something is there already that would be lost.
+    /// Something exists already and would be lost.
     AlreadyExists = 9,
-    /// The volume, or what in it should grow, has no room.
+    /// No space left on the volume.
     NoSpace = 10,
-    /// A signal asked for an end, and the volume was closed.
+    /// Interrupted by a signal; the volume was closed.
     Interrupted = 11,
     /// A file shares blocks with others, and lacks the flag that says so.
     Shared = 12,
-    /// A limit that was given would be passed.
+    /// A given limit would be exceeded.
     Limit = 13,
     /// What would change is immutable or append-only.
     Protected = 14,
 }
 
 impl Exit {
-    /// The same, about something that has to be there.
+    /// The same, about something that must exist.
     pub fn of_source(error: &std::io::Error) -> Self {
         match error.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Self::NotFound,
@@ -75,11 +75,11 @@ impl Exit {
         }
     }
 
-    /// Of what the host said about a file of its own.
+    /// For an error of the host about one of its files.
     pub fn of_host(error: &std::io::Error) -> Self {
         match error.kind() {
             std::io::ErrorKind::AlreadyExists => Self::AlreadyExists,
-            // The host itself says so of what is mounted, and the like.
+            // The host reports the same for mounted devices and the like.
             std::io::ErrorKind::ResourceBusy if error.raw_os_error().is_none() => Self::Locked,
             _ => Self::Io,
         }
@@ -92,33 +92,33 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// What ends a verb early: a line for standard error, and an exit code.
+/// A failure that ends a verb: a line for standard error, and an exit code.
 #[derive(Debug)]
 pub struct Failure {
     exit: Exit,
     message: Option<String>,
 }
 
-/// What a verb gives.
+/// The result of a verb.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// A failure with its message, which says what to do where that is known.
+    /// A failure with its message, which says what to do if that is known.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self { exit, message: Some(message.into()) }
     }
 
-    /// Whether it is that somebody else has the image.
+    /// Whether the reason is that someone else uses the image.
     pub fn is_locked(&self) -> bool {
         self.exit == Exit::Locked
     }
 
-    /// What a volume said, about an image.
+    /// An error of the library about an image.
     pub fn of_image(image: &Path, error: &uxfs::Error) -> Self {
         Self::new(error.kind().into(), format!("{}: {error}", host_name(image)))
     }
 
-    /// What the host said, about a file of its own.
+    /// An error of the host about one of its files.
     pub fn of_host(path: &Path, error: impl fmt::Display) -> Self {
         Self::new(Exit::Io, format!("{}: {error}", host_name(path)))
     }
@@ -134,7 +134,7 @@ impl Failure {
         self.exit
     }
 
-    /// Whether there is nothing to say.
+    /// Whether there is no message.
     pub fn is_quiet(&self) -> bool {
         self.message.is_none()
     }
@@ -146,7 +146,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A path of the host, fit for a line on a terminal.
+/// A path of the host, safe to print on a terminal.
 pub fn host_name(path: &Path) -> String {
     uxfs::printable(path.as_os_str().as_bytes())
 }
@@ -178,8 +178,8 @@ impl From<uxfs::ErrorKind> for Exit {
     }
 }
 
-/// A failure of the host: a file that cannot be written, a terminal that is gone. A reader that closed its end
-/// of standard output has what it wanted, so that this ends quietly.
+/// A failure to write output. If the reader of standard output has closed its end, it has what it wanted, so
+/// the verb ends quietly.
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {

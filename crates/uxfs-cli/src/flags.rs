@@ -1,6 +1,6 @@
 //! The flags of files that `chattr` sets and `lsattr` shows, by their letters.
 //!
-//! Invariant: what XFS does not keep is refused by its name; nothing is taken and then not there.
+//! Invariant: flags that XFS does not have are refused by name, never ignored.
 
 use std::str::FromStr;
 use uxfs::{Changes, Metadata};
@@ -8,11 +8,11 @@ use uxfs::{Changes, Metadata};
 /// One flag that XFS keeps.
 struct Flag {
     letter: u8,
-    /// Of `fsx_xflags`.
+    /// The bit in `fsx_xflags`.
     xflag: u32,
     name: &'static str,
     field: fn(&mut Changes) -> &mut Option<bool>,
-    /// Whether directories alone have it.
+    /// Whether only directories have it.
     of_dirs: bool,
 }
 
@@ -103,12 +103,12 @@ fn known(letter: u8) -> Result<&'static Flag, String> {
 }
 
 impl FlagChange {
-    /// The name of a flag that is to be set and that directories alone have, if there is one.
+    /// The name of a flag to set that only directories have, if there is one.
     pub fn of_dirs_alone(&self) -> Option<&'static str> {
         FLAGS.iter().find(|flag| flag.of_dirs && self.set & flag.xflag != 0).map(|flag| flag.name)
     }
 
-    /// What it is for a file, if it is anything: what is so already is no change.
+    /// The change for a file, if there is one: bits that already have their value are no change.
     pub fn of(&self, file: &Metadata) -> Option<Changes> {
         let mut changes = Changes::default();
         let mut any = false;

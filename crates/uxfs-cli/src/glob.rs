@@ -1,11 +1,12 @@
 //! Shell patterns on bytes: `*`, `?`, `[a-z]`, `[!x]`, and `\` before a character that is meant literally.
 //!
-//! Time is at most the length of the pattern times that of the name: only the last `*` is gone back to.
+//! Time is at most the length of the pattern times that of the name: only the last `*` is retried.
 
 /// Whether all of `name` matches `pattern`.
 pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Where to go on if what follows the last `*` doesn't match: behind it, with one more byte for it.
+    // Where to continue if what follows the last `*` doesn't match: after it, with one more byte for
+    // it.
     let mut retry: Option<(usize, usize)> = None;
     loop {
         if pattern.get(p) == Some(&b'*') {
@@ -39,7 +40,7 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
         [b'?', ..] => Some(1),
         [b'[', rest @ ..] => match set(rest, byte) {
             Some((length, hit)) => hit.then_some(1 + length),
-            // Without its end it is no set.
+            // Without a `]` it is not a set.
             None => (byte == b'[').then_some(1),
         },
         [b'\\', literal, ..] => (*literal == byte).then_some(2),
@@ -48,7 +49,7 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     }
 }
 
-/// A set, behind its `[`: its length with the `]`, and whether `byte` is in it.
+/// Parses a set after its `[`: its length with the `]`, and whether `byte` is in it.
 fn set(pattern: &[u8], byte: u8) -> Option<(usize, bool)> {
     let negated = matches!(pattern.first(), Some(b'!' | b'^'));
     let mut at = usize::from(negated);

@@ -1,9 +1,9 @@
 //! Ctrl-C, and the other signals that ask for an end.
 //!
 //! Invariants:
-//! - a verb that reads and prints ends at once, whatever it waits for, with the exit code of what was interrupted;
-//! - from [`watch`] on (a volume is open for writing, or a file of the host is being made) the first signal is heard by
-//!   [`check`]: the verb stops before the next file, and what is open is closed, so that a log is left clean. The second
+//! - a verb that reads and prints ends at once, whatever it waits for, with the exit code for an interruption;
+//! - from [`watch`] on (a volume is open for writing, or a file of the host is being made) the first signal is noticed
+//!   by [`check`]: the verb stops before the next file, and the volume is closed, so that its log is clean. The second
 //!   signal ends the process at once;
 //! - a signal that was ignored when the process began stays ignored, as under `nohup`.
 
@@ -16,17 +16,17 @@ use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// What the handlers look at, and what they set.
+/// The flags of the signal handlers.
 struct Signals {
     /// Whether the process ends as soon as a signal comes.
     at_once: Arc<AtomicBool>,
-    /// Whether one has come.
+    /// Whether a signal has come.
     asked: Arc<AtomicBool>,
 }
 
 static SIGNALS: OnceLock<Signals> = OnceLock::new();
 
-/// From now on a signal ends the process with an exit code of ours.
+/// From now on a signal ends the process with our exit code.
 pub fn start() {
     SIGNALS.get_or_init(|| {
         let signals =
@@ -48,14 +48,14 @@ pub fn start() {
     });
 }
 
-/// From now on a file that would become larger than the shell permits (`ulimit -f`) is an error, as on a full disk, and
-/// not the end of the process.
+/// From now on exceeding the file size limit (`ulimit -f`) is an error, as on a full disk, and does not end the
+/// process.
 pub fn survive_size_limits() {
-    // It is caught rather than ignored, as programs that are started would ignore it too.
+    // It is caught and not ignored, as child processes would inherit that.
     let _ = flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
-/// From now on a signal that asks for an end is heard by [`check`], and nothing else.
+/// From now on only [`check`] notices a signal.
 pub fn watch() {
     start();
     if let Some(signals) = SIGNALS.get() {
@@ -63,27 +63,27 @@ pub fn watch() {
     }
 }
 
-/// Whether the verb is to stop.
+/// Whether the verb should stop.
 pub fn asked() -> bool {
     SIGNALS.get().is_some_and(|signals| signals.asked.load(Ordering::Relaxed))
 }
 
-/// Ends the verb if it is to stop.
+/// Fails if the verb should stop.
 pub fn check() -> Result<()> {
     if asked() { Err(Failure::new(Exit::Interrupted, WHAT)) } else { Ok(()) }
 }
 
-/// What is said of it.
+/// Its message.
 pub const WHAT: &str = "interrupted; what is done is whole";
 
-/// Signals that whoever started us has us ignore, a bit each.
+/// Signals that were ignored at the start, a bit each.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
 }
 
-/// Reads what may keep us waiting, as a pipe does: a signal ends the wait.
+/// Reads from something that may block, like a pipe: a signal ends the wait.
 pub struct Patient<R>(R);
 
 impl<R: Read + AsFd> Patient<R> {
@@ -102,7 +102,7 @@ impl<R: Read + AsFd> Read for Patient<R> {
 
 /// Waits until there is something to read, or the end.
 pub fn wait_for_input(input: impl AsFd) -> io::Result<()> {
-    // A signal that comes between the question and the wait is noticed at the next turn.
+    // A signal between the check and the wait is noticed at the next turn.
     const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     loop {
         if asked() {
@@ -110,7 +110,7 @@ pub fn wait_for_input(input: impl AsFd) -> io::Result<()> {
         }
         match poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&TURN)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            // One that came before the end of the input is heard before that is.
+            // A signal that came before the end of the input takes precedence.
             Ok(_) if asked() => {}
             Ok(_) => return Ok(()),
             Err(error) => return Err(error.into()),

@@ -26,9 +26,9 @@ pub struct Location {
 }
 
 impl Location {
-    /// Splits `IMAGE:/path` at its last `:/`. An image that has `:/` in its own name, or a path that has, is
-    /// understood where the image exists: the whole is tried first, then the longest image part. So is an image that
-    /// has `@2` at its own name's end.
+    /// Splits `IMAGE:/path` at its last `:/`. `:/` in the image's name or in the path is understood if the image
+    /// exists: the whole is tried first, then the longest image part. The same holds for `@2` at the end of the
+    /// image's name.
     pub fn parse(text: &OsStr) -> Self {
         Self::parse_with(text, Path::exists)
     }
@@ -59,13 +59,13 @@ impl Location {
         splits.find(|location| exists(&location.image)).unwrap_or(last)
     }
 
-    /// The last part of the path, if it has one that is a name.
+    /// The last part of the path, if it is a name.
     pub fn file_name(&self) -> Option<&[u8]> {
         let name = self.path.rsplit(|&byte| byte == b'/').find(|part| !part.is_empty())?;
         (!matches!(name, b"." | b"..")).then_some(name)
     }
 
-    /// What an error of the volume says, with the image's name in front.
+    /// An error of the volume, with the image's name added.
     pub fn failure(&self, error: &uxfs::Error) -> Failure {
         Failure::of_image(&self.name(), error)
     }
@@ -86,7 +86,7 @@ impl Location {
         Ok(options.offset(offset).length(Some(length)))
     }
 
-    /// Where the partition that was named lies: offset and length.
+    /// Offset and length of the named partition.
     pub fn place(&self, global: &Global) -> Result<Option<(u64, u64)>> {
         let Some(number) = self.partition else { return Ok(None) };
         if global.offset != 0 || global.length.is_some() {
@@ -97,7 +97,7 @@ impl Location {
         uxfs::partition(&self.image, number).map(Some).map_err(|error| self.failure(&error))
     }
 
-    /// Whether both are in one volume, as far as one can tell.
+    /// Whether both are in one volume, as far as known.
     pub fn shares_volume(&self, other: &Self) -> bool {
         let same = self.image == other.image
             || Identity::of_path(&self.image).is_some_and(|one| Some(one) == Identity::of_path(&other.image));
@@ -119,7 +119,7 @@ pub fn parser() -> impl clap::builder::TypedValueParser<Value = Location> {
     clap::builder::OsStringValueParser::new().map(|text| Location::parse(&text))
 }
 
-/// The parser of an image alone, which need not be there: no path is looked for in it.
+/// The parser of an image without a path. The image need not exist.
 pub fn image_parser() -> impl clap::builder::TypedValueParser<Value = Location> {
     use clap::builder::TypedValueParser;
     clap::builder::OsStringValueParser::new().map(|text| Location::of(text.as_bytes(), b"/", &Path::exists))
@@ -139,13 +139,13 @@ impl<'a> Images<'a> {
         Self { global, writable: false, gathers: false, open: Vec::new() }
     }
 
-    /// None yet; those that come are opened for writing, and have to be closed.
+    /// None yet. Volumes are opened for writing, and must be closed.
     pub fn writable(global: &'a Global) -> Self {
         interrupt::watch();
         Self { global, writable: true, gathers: false, open: Vec::new() }
     }
 
-    /// The same, and small writes to those that come are gathered.
+    /// The same, with small writes gathered.
     pub fn gathering(self) -> Self {
         Self { gathers: true, ..self }
     }
@@ -157,23 +157,19 @@ impl<'a> Images<'a> {
         }
         let options = location.options(self.global)?.writable(self.writable).gather_writes(self.gathers);
         let volume = open(location, &options)?;
-        if !self.writable
-            && let Some(who) = uxfs::written_by(&location.image)
-        {
-            let name = host_name(&location.name());
-            let what = format!("is open for writing by {who}; what is read may be of several moments");
-            problems::complain(&format!("{name}: {what}"));
+        if !self.writable {
+            warn_of_writer(location);
         }
         self.open.push((location.clone(), volume.clone()));
         Ok(volume)
     }
 
-    /// Which of those that were opened the location's image is.
+    /// The index of the location's volume.
     pub fn number(&self, location: &Location) -> Option<usize> {
         self.open.iter().position(|(known, _)| known.shares_volume(location))
     }
 
-    /// Writes back what was changed and leaves clean logs. The first failure counts.
+    /// Writes back all changes and leaves clean logs. The first failure counts.
     pub fn close(self) -> Result<()> {
         if !self.writable {
             return Ok(());
@@ -194,7 +190,7 @@ fn open(location: &Location, options: &OpenOptions) -> Result<Volume> {
     Ok(volume)
 }
 
-/// What is to be known of a recovery: that it changed the volume, or that what it could not finish may show.
+/// Reports a recovery that changed the volume, or that could not finish.
 fn of_recovery(recovery: &Recovery) -> Option<String> {
     if recovery.written {
         return Some(format!("recovered the log: {recovery}"));
@@ -207,6 +203,15 @@ fn of_recovery(recovery: &Recovery) -> Option<String> {
     ))
 }
 
+/// Warns of the kernel, or a program that takes no lock, that has an image open for writing while it is read.
+pub fn warn_of_writer(location: &Location) {
+    if let Some(who) = uxfs::written_by(&location.image) {
+        let name = host_name(&location.name());
+        let what = format!("is open for writing by {who}; what is read may be of several moments");
+        problems::complain(&format!("{name}: {what}"));
+    }
+}
+
 /// Splits `IMAGE@2`.
 fn numbered(image: &Path) -> Option<(&Path, u32)> {
     let bytes = image.as_os_str().as_bytes();
@@ -216,7 +221,7 @@ fn numbered(image: &Path) -> Option<(&Path, u32)> {
     Some((Path::new(OsStr::from_bytes(image)), number.parse().ok()?))
 }
 
-/// Says what is wrong with an image that cannot be one, or that the host doesn't let be read.
+/// Explains why an image cannot be one or cannot be read.
 pub fn check(image: &Path) -> Result<()> {
     let refuse = |exit, what: &str| Err(Failure::new(exit, format!("{}: {what}", host_name(image))));
     match std::fs::metadata(image) {
@@ -251,7 +256,7 @@ pub fn check(image: &Path) -> Result<()> {
     }
 }
 
-/// The image that was meant where a path in it was not written with a slash at its start.
+/// The image that was meant, if a path in it lacks its first slash.
 pub fn before_colon(image: &Path) -> Option<&Path> {
     let bytes = image.as_os_str().as_bytes();
     let colons = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');

@@ -29,8 +29,8 @@ use options::Global;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Versions of metadata are made by one thread and mostly freed by another, the journal's: what is meant for that does
-/// not have the two wait for each other.
+/// Metadata versions are allocated by one thread and mostly freed by another, the journal's. This allocator handles
+/// that without contention.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -51,7 +51,8 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are asked for, and go to standard output; a closed pipe is no failure.
+            // Help and version are requested output, and go to standard output; a closed pipe is no
+            // failure.
             let _ = error.print();
             return if error.use_stderr() { Exit::Usage } else { Exit::Ok }.into();
         }
@@ -62,7 +63,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command line, where the tests of `find` may be written with one dash, as `find` has them.
+/// The command line; tests of `find` may have one dash, as with `find`.
 fn arguments() -> impl Iterator<Item = OsString> {
     let mut behind_find = false;
     std::env::args_os().map(move |argument| {
@@ -77,7 +78,7 @@ fn arguments() -> impl Iterator<Item = OsString> {
     })
 }
 
-/// Says on standard error what went wrong, unless nobody is left to read the output.
+/// Reports a failure on standard error, unless the reader of the output is gone.
 fn report(failure: &Failure) -> Exit {
     if !failure.is_quiet() {
         problems::complain(&failure.to_string());

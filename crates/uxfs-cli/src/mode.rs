@@ -1,4 +1,4 @@
-//! Permissions and owners as they are written on the command line.
+//! Permissions and owners as given on the command line.
 
 use std::str::FromStr;
 
@@ -8,7 +8,7 @@ const SET_IDS: u16 = 0o6000;
 /// A change of permissions: octal, or `u+x,go=r` as `chmod` has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModeChange {
-    /// These permissions. `keep_ids`: set-user-id and set-group-id of a directory stay unless they are given.
+    /// These permissions. `keep_ids`: a directory keeps set-user-id and set-group-id unless they are given.
     Octal {
         /// The permissions.
         mode: u16,
@@ -19,10 +19,10 @@ pub enum ModeChange {
     Symbolic(Vec<Clause>),
 }
 
-/// `go-w`: who, what to do, what with.
+/// `go-w`: who, the action, and the bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clause {
-    /// The bits of those it is about; `None`: all, but for what the umask takes.
+    /// The bits of the classes concerned; `None`: all, except those in the umask.
     who: Option<u16>,
     action: Action,
     what: What,
@@ -37,14 +37,14 @@ enum Action {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    /// Bits for all three, `s` and `t` among them, and whether `X` was there.
+    /// Bits for all three classes, including `s` and `t`, and whether `X` was given.
     Bits(u16, bool),
-    /// What these have: a shift.
+    /// The bits of a class, by its shift.
     CopyOf(u16),
 }
 
 impl ModeChange {
-    /// What becomes of `mode`.
+    /// Applies the change to `mode`.
     pub fn apply(&self, mode: u16, is_dir: bool, umask: u16) -> u16 {
         match self {
             Self::Octal { mode: new, keep_ids } => {
@@ -75,7 +75,7 @@ impl Clause {
             Action::Add => mode | bits,
             Action::Remove => mode & !bits,
             Action::Set => {
-                // A directory's set-ids go only where they are named.
+                // A directory's set-ids are cleared only if they are named.
                 let kept = if is_dir { mode & SET_IDS } else { 0 };
                 mode & !who | bits | kept
             }
@@ -100,7 +100,7 @@ impl FromStr for ModeChange {
     }
 }
 
-/// `ugo+rw-x`: who, then actions.
+/// `ugo+rw-x`: classes, then actions.
 fn clause(text: &str, clauses: &mut Vec<Clause>) -> Option<()> {
     let actions = text.find(['+', '-', '='])?;
     let (who, mut rest) = text.split_at(actions);
@@ -175,7 +175,7 @@ impl FromStr for Owner {
     }
 }
 
-/// The bits that this process takes off the permissions of what it makes.
+/// The umask of this process.
 pub fn umask() -> u16 {
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);

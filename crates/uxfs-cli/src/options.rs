@@ -1,4 +1,4 @@
-//! Options that every verb takes, and how numbers of bytes are written.
+//! Options of every verb, and the form of byte counts.
 
 use crate::exit::{Exit, Failure, Result};
 use clap::Args;
@@ -9,67 +9,68 @@ use uxfs::Timestamp;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Options of every verb")]
 pub struct Global {
-    /// Where the volume starts in the image, in bytes (or with a suffix: K, M, G, T, s for 512-byte sectors).
+    /// Start of the volume in the image, in bytes (or with a suffix: K, M, G, T, s for 512-byte sectors).
     #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size, default_value = "0")]
     pub offset: u64,
-    /// How long the part of the image is that holds the volume; all the rest if it is not said.
+    /// Length of the part of the image that holds the volume (default: all the rest).
     #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size)]
     pub length: Option<u64>,
-    /// Read a volume whose log is dirty as it is, without replaying the log.
+    /// Read a volume with a dirty log as it is, without replaying the log.
     #[arg(long, global = true)]
     pub norecovery: bool,
-    /// Memory that caches of metadata and of pages may take together. Verbs that go through many files (cp, tar, untar, rm) take
-    /// half as much again at most, and 256 MiB for all else, and 8 MiB more for each thread above 8 that is asked for.
+    /// Memory for the caches of metadata and pages together. Verbs for many files (cp, tar, untar, rm) take at most
+    /// half as much again, plus 256 MiB for everything else, plus 8 MiB for each thread above 8.
     #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size, default_value = "64M")]
     pub cache_size: u64,
     /// Print JSON: one object, or one a line.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Write names as they are, with all that a terminal would obey. Programs do better with --json, or find --print0.
+    /// Write names as they are, with characters that control a terminal. Programs should use --json, or find --print0.
     #[arg(long, global = true)]
     pub raw: bool,
     /// Say more about what is being done.
     #[arg(short, long, global = true)]
     pub verbose: bool,
-    /// When all changes happen, if they don't happen by the clock.
+    /// The time of all changes, if it is not the clock's.
     #[arg(skip)]
     pub time: Option<Timestamp>,
 }
 
-/// How many threads a verb has for many files.
+/// The number of threads for verbs on many files.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct ThreadsArg {
-    /// How many threads make, read or remove files (as the verb and the number of processors have it, and 8 at most, if it is not
-    /// said); with -v or SOURCE_DATE_EPOCH, one does all that changes an image, in order
+    /// Number of threads that make, read or remove files (default: by verb and number of processors, and 8 at most);
+    /// with -v or SOURCE_DATE_EPOCH, only one thread changes an image, in order
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
 }
 
 impl ThreadsArg {
-    /// The most that nobody asked for: more wait for each other.
+    /// The largest default: more would wait for each other.
     const UNASKED_MAX: usize = 8;
 
-    /// How many were asked for, or so many for each processor.
+    /// The requested number, or this many for each processor.
     pub fn count(self, for_each_processor: usize) -> usize {
         let processors = || available_parallelism().map_or(1, usize::from);
         let unasked = || (processors() * for_each_processor).min(Self::UNASKED_MAX);
         self.threads.map_or_else(unasked, usize::from)
     }
 
-    /// The same where an image is changed: what is said comes in order, and the same changes at one time give the same volume.
+    /// The same for changes of an image: output comes in order, and the same changes at the same time give the same
+    /// volume.
     pub fn count_for_changes(self, for_each_processor: usize, is_ordered: bool) -> usize {
         if is_ordered { 1 } else { self.count(for_each_processor) }
     }
 
-    /// How many read ahead from a device that takes its time.
+    /// The number of threads that read ahead from a slow device.
     pub fn count_ahead(self) -> usize {
         self.threads.map_or(Self::UNASKED_MAX, usize::from)
     }
 }
 
-/// What the help of verbs that change volumes says of the time.
+/// The text about the time in the help of verbs that change volumes.
 pub const TIME_HELP: &str = "\
-With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when all that is changed changes.";
+With SOURCE_DATE_EPOCH in the environment (seconds since 1970), all changes happen at that time.";
 
 impl Global {
     /// How to open a volume for reading.
@@ -82,18 +83,18 @@ impl Global {
             .repeatable(self.time)
     }
 
-    /// Whether changes are made one behind the other, in the order in which they are told.
+    /// Whether changes are made one after the other, in the order of the output.
     pub fn is_ordered(&self) -> bool {
         self.verbose || self.time.is_some()
     }
 
-    /// The same, but that all changes happen when the environment says, if it does.
+    /// The same, with the time of the environment for all changes, if it is set.
     pub fn at_source_date(&self) -> Result<Self> {
         Ok(Self { time: source_date()?, ..self.clone() })
     }
 }
 
-/// The time that reproducible builds give to what they make: `SOURCE_DATE_EPOCH` of the environment.
+/// The time of reproducible builds: `SOURCE_DATE_EPOCH` of the environment.
 pub fn source_date() -> Result<Option<Timestamp>> {
     let Some(text) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(None) };
     let seconds = text.to_str().and_then(|text| text.parse().ok());

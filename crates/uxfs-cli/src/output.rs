@@ -1,9 +1,8 @@
-//! What goes to standard output: names, numbers, moments, JSON.
+//! Standard output: names, numbers, times, JSON.
 //!
-//! A name that has something that a terminal would obey is escaped, wherever it goes: sooner or later somebody looks at
-//! it. Others are written as they are where standard output is no terminal, so that programs get the very bytes; `--raw`
-//! does that for all. In JSON a name is a string, and where it isn't UTF-8
-//! its bytes stand beside it in hexadecimal.
+//! A name with characters that control a terminal is always escaped: sooner or later someone looks at it. If standard
+//! output is no terminal, other names are written as they are, so that programs get the exact bytes; `--raw` does that
+//! for all names. In JSON a name is a string; if it isn't UTF-8, its bytes are added in hexadecimal.
 
 use crate::exit::Result;
 use crate::flags::letters;
@@ -15,7 +14,8 @@ use uxfs::{FileType, Metadata, Timestamp};
 /// A JSON object under construction.
 pub type Object = Map<String, Value>;
 
-/// Standard output, buffered. [`finish`](Self::finish) it: what is left in the buffer could fail, too.
+/// Standard output, buffered. Call [`finish`](Self::finish): writing the rest of the buffer can fail,
+/// too.
 pub struct Output {
     out: BufWriter<Stdout>,
     terminal: bool,
@@ -24,14 +24,14 @@ pub struct Output {
 }
 
 impl Output {
-    /// Standard output, in the form that the options ask for.
+    /// Standard output, in the requested form.
     pub fn new(global: &Global) -> Self {
         let stdout = std::io::stdout();
         let terminal = stdout.is_terminal();
         Self { out: BufWriter::with_capacity(1 << 16, stdout), terminal, raw: global.raw, json: global.json }
     }
 
-    /// Whether JSON is asked for.
+    /// Whether JSON is requested.
     pub fn is_json(&self) -> bool {
         self.json
     }
@@ -65,13 +65,13 @@ impl Output {
         Ok(writeln!(self.out, "{}", escape(&text))?)
     }
 
-    /// Hands on what is in the buffer.
+    /// Flushes the buffer.
     pub fn finish(mut self) -> Result<()> {
         Ok(self.out.flush()?)
     }
 }
 
-/// JSON in which what a terminal would obey is written as numbers. It is in strings alone, where that means the same.
+/// JSON with control characters written as escapes. They occur only in strings, where that means the same.
 fn escape(json: &str) -> String {
     use std::fmt::Write as _;
     json.chars().fold(String::with_capacity(json.len() + 16), |mut text, c| {
@@ -103,7 +103,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Puts what `stat` shows into a JSON object.
+/// Adds the metadata of `stat` to a JSON object.
 pub fn put_metadata(object: &mut Object, of: &Metadata) {
     let fields = json!({
         "ino": of.ino,
@@ -165,7 +165,7 @@ pub fn mode_text(metadata: &Metadata) -> String {
     text
 }
 
-/// A number of bytes for people: `512`, `1.5K`, `23M`; rounded up, as `ls -h` and `du -h` do.
+/// A human-readable number of bytes: `512`, `1.5K`, `23M`; rounded up, as by `ls -h` and `du -h`.
 pub fn human_size(bytes: u64) -> String {
     const UNITS: &[u8] = b"KMGTPE";
     if bytes < 1024 {
@@ -187,7 +187,7 @@ pub fn human_size(bytes: u64) -> String {
     format!("{}E", bytes.div_ceil(1 << 60))
 }
 
-/// A moment in UTC to the nanosecond, as RFC 3339 writes it.
+/// A time in UTC to the nanosecond, in the form of RFC 3339.
 pub fn rfc3339(time: Timestamp) -> String {
     match moment(time) {
         Some(moment) => format!("{}", moment.strftime("%Y-%m-%dT%H:%M:%S.%9fZ")),
@@ -195,12 +195,12 @@ pub fn rfc3339(time: Timestamp) -> String {
     }
 }
 
-/// A moment in the host's time zone, to the minute.
+/// A time in the host's time zone, to the minute.
 pub fn short_time(time: Timestamp) -> String {
     local_time(time, "%Y-%m-%d %H:%M")
 }
 
-/// A moment in the host's time zone, to the nanosecond.
+/// A time in the host's time zone, to the nanosecond.
 pub fn full_time(time: Timestamp) -> String {
     local_time(time, "%Y-%m-%d %H:%M:%S.%9f %z")
 }

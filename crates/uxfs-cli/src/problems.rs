@@ -1,8 +1,8 @@
-//! Failures that don't end a verb: each has its line on standard error, and the exit code says that there were
-//! some.
+//! Failures that don't end a verb: each has its line on standard error, and the exit code tells that there
+//! were some.
 //!
-//! Invariant: lines are bounded, in number and in length, whatever an image has in it: behind the first
-//! [`MAX_LINES`] failures are counted, and the last line says how many those were.
+//! Invariant: lines are bounded in number and length, whatever an image holds: after the first
+//! [`MAX_LINES`], failures are only counted, and the last line gives their number.
 
 use crate::exit::{Exit, Result, host_name};
 use crate::interrupt;
@@ -13,15 +13,15 @@ use std::path::Path;
 
 /// Failures that get a line of their own.
 const MAX_LINES: u64 = 1000;
-/// Bytes of a path that are said; of a longer one, its two ends.
+/// The most bytes of a path to print; of a longer one, both ends are printed.
 const MAX_PATH: usize = 4096;
 
-/// Writes one line to standard error. If nobody is left to read it, the work goes on all the same.
+/// Writes one line to standard error. If no one reads it, the work goes on nevertheless.
 pub fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "uxfs: {line}");
 }
 
-/// Counts failures and says each one.
+/// Counts failures and reports each one.
 #[derive(Default)]
 pub struct Problems {
     count: u64,
@@ -60,7 +60,7 @@ impl Problems {
         self.count
     }
 
-    /// How a verb ends that did what it could.
+    /// The exit code of a verb that did what it could.
     pub fn exit(&self) -> Exit {
         if self.count == 0 { Exit::Ok } else { Exit::Partial }
     }
@@ -74,7 +74,7 @@ impl Drop for Problems {
     }
 }
 
-/// A path fit for a line, which may lead through thousands of directories.
+/// A path shortened for a line. It may have thousands of directories.
 pub fn short(path: &[u8]) -> String {
     if path.len() <= MAX_PATH {
         return uxfs::printable(path);
@@ -83,8 +83,8 @@ pub fn short(path: &[u8]) -> String {
     format!("{} [{} bytes] {}", uxfs::printable(start), path.len() - MAX_PATH, uxfs::printable(end))
 }
 
-/// Does something for each location. A failure ends it where there is just one; where there are more, it is said
-/// and the rest goes on. Where none of it was done, as nothing of these volumes is, the exit code says why.
+/// Does something for each location. A failure ends the verb if there is just one location. Otherwise it is
+/// reported and the rest goes on. If nothing was done, as no volume could be opened, the exit code says why.
 pub fn for_each(
     locations: &[Location],
     problems: &mut Problems,

@@ -1,10 +1,10 @@
-//! A progress bar on standard error, where that is a terminal.
+//! A progress bar on standard error, if that is a terminal.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// Counts bytes; hidden where standard error is no terminal.
+/// Counts bytes; hidden if standard error is no terminal.
 pub fn bytes() -> ProgressBar {
     let target = if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr_with_hz(10)
@@ -22,7 +22,7 @@ pub fn bytes() -> ProgressBar {
     bar
 }
 
-/// Says what is being worked on.
+/// Shows the current file.
 pub fn name(bar: &ProgressBar, path: &[u8]) {
     if !bar.is_hidden() {
         bar.set_message(uxfs::printable(path));

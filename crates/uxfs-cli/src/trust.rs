@@ -1,16 +1,16 @@
-//! What is taken from an image or an archive that nobody vouches for, and how much of it.
+//! What to accept from an untrusted image or archive, and how much.
 //!
-//! Invariants: a limit is asked before what would go beyond it is made, so that what is there is within all limits; the
-//! first limit that is met ends the verb, by its name.
+//! Invariants: a limit is checked before anything is made, so that the result is within all limits; the first limit
+//! that is reached ends the verb, by its name.
 
 use crate::exit::Exit;
 use crate::options::parse_size;
 use std::fmt;
 
-/// Limits of `--untrusted`, where no other are given.
+/// Limits of `--untrusted`, unless others are given.
 const UNTRUSTED: Limits = Limits { size: 16 << 30, files: 1_000_000, depth: 128 };
 
-/// Options about what is taken from a source that is not trusted.
+/// Options for untrusted sources.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Options for sources that are not trusted")]
 pub struct TrustArgs {
@@ -20,31 +20,31 @@ pub struct TrustArgs {
     /// Take set-user-id and set-group-id off permissions
     #[arg(long)]
     no_setuid: bool,
-    /// Leave out attributes that only root can set: security.*, trusted.* and system.*, but for access control lists
+    /// Leave out attributes that only root can set: security.*, trusted.* and system.*, except access control lists
     #[arg(long)]
     no_privileged_xattrs: bool,
-    /// All three, and at most 16G of content, 1,000,000 files and 128 levels unless it is said otherwise
+    /// All three, and at most 16G of content, 1,000,000 files and 128 levels unless set otherwise
     #[arg(long)]
     untrusted: bool,
-    /// End when more content than this would be written, holes not counted
+    /// Stop before more content than this is written, holes not counted
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_size: Option<u64>,
-    /// End when more files than this would be made, directories counted
+    /// Stop before more files than this are made, directories counted
     #[arg(long, value_name = "N")]
     max_files: Option<u64>,
-    /// End where directories lie deeper than this
+    /// Stop where directories lie deeper than this
     #[arg(long, value_name = "N")]
     max_depth: Option<u64>,
 }
 
-/// What becomes of devices.
+/// What happens to devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices {
     /// They are made.
     Made,
-    /// They are left out, as was asked for.
+    /// They are skipped, as requested.
     LeftOut,
-    /// They are left out, and each is said.
+    /// They are skipped, and each is reported.
     Refused,
 }
 
@@ -61,14 +61,14 @@ pub struct Trust {
     pub limits: Limits,
 }
 
-/// How much is taken.
+/// The limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of content.
     pub size: u64,
     /// Files of all types.
     pub files: u64,
-    /// Directories below each other.
+    /// Nested directories.
     pub depth: u64,
 }
 
@@ -77,19 +77,19 @@ impl Trust {
     pub const FULL: Self =
         Self { devices: Devices::Made, set_ids: true, privileged_xattrs: true, limits: Limits::NONE };
 
-    /// Whether an attribute of this name is taken.
+    /// Whether an attribute of this name is accepted.
     pub fn takes_xattr(&self, name: &[u8]) -> bool {
         self.privileged_xattrs || name.starts_with(b"user.") || is_acl(name)
     }
 
-    /// What is left of permissions.
+    /// The accepted permissions.
     pub fn permissions(&self, permissions: u16) -> u16 {
         if self.set_ids { permissions } else { permissions & !0o6000 }
     }
 }
 
 impl Limits {
-    /// As much as there is.
+    /// Without limits.
     pub const NONE: Self = Self { size: u64::MAX, files: u64::MAX, depth: u64::MAX };
 }
 
@@ -99,7 +99,7 @@ pub fn is_acl(name: &[u8]) -> bool {
 }
 
 impl TrustArgs {
-    /// What is taken. `devices`: what becomes of them if nothing is said.
+    /// What is accepted. `devices`: the default for devices.
     pub fn trust(&self, devices: Devices) -> Trust {
         let limits = if self.untrusted { UNTRUSTED } else { Limits::NONE };
         Trust {
@@ -115,7 +115,7 @@ impl TrustArgs {
     }
 }
 
-/// Which limit would be passed.
+/// The limit that would be exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverLimit {
     /// Of content.
@@ -127,7 +127,7 @@ pub enum OverLimit {
 }
 
 impl OverLimit {
-    /// How a verb ends.
+    /// The failure of the verb.
     pub const EXIT: Exit = Exit::Limit;
 }
 
@@ -136,12 +136,12 @@ impl fmt::Display for OverLimit {
         match self {
             Self::Size(limit) => write!(f, "more than {limit} bytes of content (--max-size)"),
             Self::Files(limit) => write!(f, "more than {limit} files (--max-files)"),
-            Self::Depth(limit) => write!(f, "more than {limit} directories below each other (--max-depth)"),
+            Self::Depth(limit) => write!(f, "more than {limit} nested directories (--max-depth)"),
         }
     }
 }
 
-/// What is left of the limits.
+/// The remaining part of the limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     limits: Limits,
@@ -161,13 +161,13 @@ impl Budget {
         Ok(())
     }
 
-    /// Takes so much more content.
+    /// Takes this much more content.
     pub fn take_size(&mut self, size: u64) -> Result<(), OverLimit> {
         self.size = self.size.checked_sub(size).ok_or(OverLimit::Size(self.limits.size))?;
         Ok(())
     }
 
-    /// Whether there may be a directory with so many above it.
+    /// Whether a directory with this many above it is allowed.
     pub fn check_depth(&self, depth: u64) -> Result<(), OverLimit> {
         if depth > self.limits.depth { Err(OverLimit::Depth(self.limits.depth)) } else { Ok(()) }
     }

@@ -16,6 +16,7 @@ fn assert_sound(image: &Path) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_tree_that_is_copied_in_is_the_same_tree() {
     let source = Image::filled(&[]);
     let kernel = source.mount(&["ro"]);
@@ -52,6 +53,7 @@ fn a_tree_that_is_copied_in_is_the_same_tree() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn names_modes_owners_and_sizes_change() {
     let image = Image::new(&[]);
     let at = |path: &str| image.at(path);
@@ -129,6 +131,7 @@ fn names_modes_owners_and_sizes_change() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_full_volume_ends_a_copy_and_stays_sound() {
     let image = Image::new(&[]);
     let host = scratch();
@@ -143,6 +146,7 @@ fn a_full_volume_ends_a_copy_and_stays_sound() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn archives_and_trees_become_the_same_volume() {
     let source = Image::filled(&[]);
     let kernel = source.mount(&["ro"]);
@@ -182,6 +186,7 @@ fn archives_and_trees_become_the_same_volume() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_archive_stays_below_where_it_is_unpacked() {
     let image = Image::new(&[]);
     let dir = scratch();
@@ -209,6 +214,7 @@ fn an_archive_stays_below_where_it_is_unpacked() {
 
 /// The handler is in place once a name was said; what the archive has behind the signal must not come into the volume.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_signal_leaves_a_clean_log() {
     let image = Image::new(&[]);
     let dir = scratch();

@@ -94,6 +94,7 @@ fn placed(case: &[&str], dir: &OsStr) -> Vec<OsString> {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn changes_of_an_image_are_those_of_gnu() {
     let (theirs, image) = twins(|dir| {
         for nth in 0..CASES.len() {
@@ -130,6 +131,7 @@ fn changes_of_an_image_are_those_of_gnu() {
 
 /// GNU moves a directory over one that it has just moved there, if that is empty; that one would be lost all the same.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_directory_that_was_just_moved_is_not_lost() {
     let image = Image::new(&[]);
     uxfs_ok(&[&"mkdir", &"-p", &image.at("/to"), &image.at("/p/dir"), &image.at("/q/dir/inner")]);
@@ -147,6 +149,7 @@ fn a_directory_that_was_just_moved_is_not_lost() {
 
 /// A directory tree's project is no matter of the device.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_would_leave_its_project_s_tree_is_told_to_be_copied() {
     let image = Image::new(&[]);
     {
@@ -163,6 +166,7 @@ fn what_would_leave_its_project_s_tree_is_told_to_be_copied() {
 
 /// A volume so full that nothing more can be made: what a link was to take the place of is there still.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_full_volume_keeps_what_a_link_was_to_replace() {
     let image = Image::new(&["-d", "size=300m"]);
     let host = scratch();
@@ -187,6 +191,7 @@ fn a_full_volume_keeps_what_a_link_was_to_replace() {
 
 /// Directories that are there, some with lists of who may do what, and archives of them.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn lists_of_directories_that_are_there_are_what_gnu_tar_leaves_of_them() {
     let lists = |dir: &Path, names: &[&str], entries: &str| {
         for name in names {

@@ -40,6 +40,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn flags_are_set_and_cleared_as_the_kernel_has_them() {
     let image = image();
     let before = image.dir.path().join("before");
@@ -70,6 +71,7 @@ fn flags_are_set_and_cleared_as_the_kernel_has_them() {
 
 /// Nothing else takes the flag off that keeps a file from being removed.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn who_was_refused_takes_the_flag_off() {
     let image = image();
     uxfs_ok(&[&"chattr", &"-R", &"+i", &image.at("/")]);
@@ -86,6 +88,7 @@ fn who_was_refused_takes_the_flag_off() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_xfs_does_not_keep_is_refused_by_its_name() {
     let image = image();
     let before = std::fs::read(&image.path).unwrap();

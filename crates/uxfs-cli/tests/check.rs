@@ -21,6 +21,7 @@ fn json(line: &[u8]) -> Value {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_filled_volume_is_clean() {
     let image = Image::filled(&[]);
     let output = uxfs(&[&"check", &image.path]);
@@ -36,6 +37,7 @@ fn a_filled_volume_is_clean() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn damage_is_said_finding_by_finding() {
     let image = Image::new(&[]);
     // A byte of the AGI's counters in the second group: its checksum is wrong then.
@@ -83,6 +85,7 @@ fn switch_parent_bit(image: &Image) {
 /// What the kernel keeps agrees; what someone changes who knows nothing of pointers does not, and is named. Both as
 /// `xfs_repair` says.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn parent_pointers_are_compared_with_names() {
     let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &[]);
     let repair = || {
@@ -197,6 +200,7 @@ fn add_pointer(inode: &mut [u8], name: &[u8]) {
 /// One thing of a file's two pointers, or of what they are about, is wrong at a time. It is named, and `xfs_repair` finds
 /// it too.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn each_way_in_which_pointers_and_names_differ_is_named() {
     type Damage = fn(&mut [u8], u64);
     type Case = (&'static str, Damage, &'static str, &'static str, Option<(u64, u64)>);
@@ -305,6 +309,7 @@ fn each_way_in_which_pointers_and_names_differ_is_named() {
 /// What a free inode must not have, and what a copy of the superblock says of the log: both were let be, and `xfs_repair`
 /// of today finds them.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_nobody_uses_is_looked_at() {
     let forged = today("4", "128M");
     let sound = std::fs::read(&forged.path).unwrap();
@@ -334,6 +339,7 @@ fn what_nobody_uses_is_looked_at() {
 
 /// A leaf of attributes whose header calls a part of its table free: kernels would put the next name there.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_table_of_attributes_that_is_called_free_is_found() {
     let forged = Forged::new("40M");
     let text = forged.dir.path().join("text");
@@ -357,6 +363,7 @@ fn a_table_of_attributes_that_is_called_free_is_found() {
 
 /// `mkfs.xfs` says in all copies of the superblock that there is quota, where its inodes are found by name.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_that_was_made_with_quota_is_clean() {
     let options = ["-m", "uquota,gquota,pquota"];
     let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &options);

@@ -31,6 +31,7 @@ fn cloned() -> Image {
 
 /// What another file has as well stays what it was, whatever becomes of the one that is named.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn verbs_leave_others_their_blocks() {
     let host = scratch();
     let (text, tar) = (host.path().join("a"), host.path().join("a.tar"));
@@ -87,6 +88,7 @@ fn verbs_leave_others_their_blocks() {
 
 /// A cut within a block, and bytes behind the end, change the last block.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn verbs_write_elsewhere_what_is_shared() {
     let image = cloned();
     uxfs_ok(&[&"truncate", &"-s", &"100", &image.at("/a")]);
@@ -106,6 +108,7 @@ fn verbs_write_elsewhere_what_is_shared() {
 
 /// An inode without a name in a dirty log, whose blocks another file has: it is freed, and the other keeps them.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn recovery_takes_shared_blocks_from_nobody() {
     let image = cloned();
     let mount = image.mount(&[]);
@@ -124,6 +127,7 @@ fn recovery_takes_shared_blocks_from_nobody() {
 /// Blocks that are staged for copy-on-write are nobody's yet: who opens the volume for writing frees them, as a kernel
 /// does. A file that has them is damaged, and its blocks are not freed once more.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_file_on_blocks_that_are_staged_for_a_copy_is_damage() {
     let image = Image::new(&[]);
     {
@@ -161,6 +165,7 @@ fn a_file_on_blocks_that_are_staged_for_a_copy_is_damage() {
 /// A count that has reached its limit is not counted any more, up or down, and its blocks are never freed: so does the
 /// kernel with a twin.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_count_at_its_limit_stays() {
     let images = [cloned(), cloned()];
     let tree = [&"-c" as &dyn AsRef<std::ffi::OsStr>, &"agf 0", &"-c", &"addr refcntroot"];

@@ -53,6 +53,7 @@ fn let_the_kernel_work(image: &Image) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_set_of_each_kernel_is_that_of_mkfs_xfs() {
     let words = |image: &Path| -> Vec<String> {
         let print = "p features2 features_compat features_ro_compat features_incompat logblocks";
@@ -147,6 +148,7 @@ fn options_beside_a_set_win_unless_its_kernel_does_not_know_them() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn info_says_which_kernels_mount_a_volume() {
     let dir = scratch();
     let image = dir.path().join("image");
@@ -188,6 +190,7 @@ fn info_says_which_kernels_mount_a_volume() {
 
 /// The kernel counts anew if no mark says that counts are right; the first change takes the marks back.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn info_says_what_becomes_of_quota() {
     for release in [Release::System, Release::Unstable] {
         let image = Image::made_by(&release.path("mkfs.xfs").unwrap(), &[]);
@@ -306,6 +309,7 @@ impl Row {
 
 /// The table of docs/testing.md.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn volumes_of_every_release_are_read_written_and_recovered() {
     let table = include_str!("../../../docs/testing.md");
     let rows = rows();
@@ -322,6 +326,7 @@ fn volumes_of_every_release_are_read_written_and_recovered() {
 
 /// Releases between those that are asked have the features on that one of these has.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_defaults_of_6_6_to_6_15_are_those_of_6_13() {
     let features = |image: Image| info(&image.path)["features"].clone();
     let of_stable = features(Image::made_by(&Release::Stable.path("mkfs.xfs").unwrap(), &[]));
@@ -336,6 +341,7 @@ fn the_defaults_of_6_6_to_6_15_are_those_of_6_13() {
 
 /// Records of any size that a kernel can be asked for fit the log of the smallest volumes.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn kernels_with_large_records_mount_the_smallest_volumes() {
     for kernel in ["4.19", "6.12", "6.18"] {
         let dir = scratch();

@@ -6,6 +6,7 @@ mod common;
 use common::{Image, assert_same, blocks, describe, run, scratch, uxfs, uxfs_fails, uxfs_ok};
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn cp_gives_the_kernels_tree() {
     let image = Image::filled(&[]);
     let out = scratch();
@@ -25,6 +26,7 @@ fn cp_gives_the_kernels_tree() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn cp_knows_its_destinations() {
     let image = Image::filled(&[]);
     let out = scratch();
@@ -66,6 +68,7 @@ fn cp_knows_its_destinations() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn gnu_tar_unpacks_the_kernels_tree() {
     for options in [&[][..], &["-b", "size=1024"]] {
         let image = Image::filled(options);
@@ -87,6 +90,7 @@ fn gnu_tar_unpacks_the_kernels_tree() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn tar_without_sparse_files_and_attributes_is_plain() {
     let image = Image::new(&[]);
     {
@@ -106,6 +110,7 @@ fn tar_without_sparse_files_and_attributes_is_plain() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_socket_is_copied_and_left_out_of_an_archive() {
     let image = Image::new(&[]);
     {
@@ -126,6 +131,7 @@ fn a_socket_is_copied_and_left_out_of_an_archive() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_hostile_image_stays_below_the_destination() {
     // Two entries of one name: a link that leads out, then a directory.
     let image = Image::of_prototype(
@@ -162,6 +168,7 @@ fn who_names_no_image_is_told_how_one_is_written() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_copy_replaces_neither_its_image_nor_a_device() {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let image = Image::new(&[]);
@@ -190,6 +197,7 @@ fn a_copy_replaces_neither_its_image_nor_a_device() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_copy_inherits_no_access_control_list() {
     let image = Image::new(&[]);
     {
@@ -212,6 +220,7 @@ fn a_copy_inherits_no_access_control_list() {
 
 /// The kernel says of files in `/proc` that they have no bytes, and of those in `/sys` that they have a page.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_copied_in_is_what_a_reader_gets() {
     let image = Image::new(&[]);
     let sys = std::path::Path::new("/sys/kernel/mm/transparent_hugepage");

@@ -230,6 +230,7 @@ fn sound(image: &Image) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn copies_into_an_image_are_those_of_gnu() {
     let host = scratch();
     sources(host.path());
@@ -248,6 +249,7 @@ fn copies_into_an_image_are_those_of_gnu() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn copies_out_of_an_image_are_those_of_gnu() {
     let (image, _) = twins(|dir| {
         std::fs::create_dir(dir.join("s")).unwrap();
@@ -270,6 +272,7 @@ fn copies_out_of_an_image_are_those_of_gnu() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn copies_within_an_image_are_those_of_gnu() {
     let (theirs, image) = twins(|dir| directories(dir, WITHIN.len()));
     let kernel = theirs.mount(&[]);
@@ -288,6 +291,7 @@ fn copies_within_an_image_are_those_of_gnu() {
 
 /// `/etc/shadow` is the user's own after an edit: what was found.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_edited_file_keeps_what_it_is() {
     let image = Image::new(&[]);
     {

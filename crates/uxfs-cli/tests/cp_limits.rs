@@ -41,6 +41,7 @@ fn said(output: &Output) -> String {
 
 /// More names are said than a pipe holds, so that it cannot be done when the signal comes.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_interrupted_copy_out_ends_with_its_code_and_no_half_file() {
     let image = Image::new(&[]);
     {
@@ -70,6 +71,7 @@ fn an_interrupted_copy_out_ends_with_its_code_and_no_half_file() {
 
 /// A file system of the host that is full: one line, nothing under the name of what did not fit.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_full_host_is_said_once_and_keeps_no_half_file() {
     struct Full(tempfile::TempDir);
     impl Drop for Full {
@@ -103,6 +105,7 @@ fn a_full_host_is_said_once_and_keeps_no_half_file() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_copy_into_an_image_that_fails_leaves_no_half_file() {
     let image = Image::new(&[]);
     std::fs::write(image.mount(&[]).dir().join("there"), "was there").unwrap();
@@ -136,6 +139,7 @@ fn a_copy_into_an_image_that_fails_leaves_no_half_file() {
 
 /// What cannot fit is refused before anything is lost.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_file_that_a_larger_one_cannot_replace_is_as_it_was() {
     let host = scratch();
     std::fs::write(host.path().join("there"), "was there").unwrap();
@@ -154,6 +158,7 @@ fn a_file_that_a_larger_one_cannot_replace_is_as_it_was() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn bytes_come_from_and_go_to_what_is_no_file() {
     let image = Image::new(&[]);
     let host = scratch();
@@ -224,6 +229,7 @@ fn odd() -> Image {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn nothing_privileged_is_taken_unasked_or_unwanted() {
     let image = odd();
     let other = Image::new(&[]);
@@ -275,13 +281,14 @@ fn nothing_privileged_is_taken_unasked_or_unwanted() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn limits_end_a_copy_by_their_name() {
     let image = odd();
     let other = Image::new(&[]);
     let limits: [(&str, &str, &str); 3] = [
         ("--max-files", "3", "more than 3 files (--max-files)"),
         ("--max-size", "50000", "more than 50000 bytes of content (--max-size)"),
-        ("--max-depth", "2", "more than 2 directories below each other (--max-depth)"),
+        ("--max-depth", "2", "more than 2 nested directories (--max-depth)"),
     ];
     for (option, value, text) in limits {
         let out = scratch();
@@ -310,6 +317,7 @@ fn limits_end_a_copy_by_their_name() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn lines_about_failures_are_bounded() {
     let image = Image::new(&[]);
     {
@@ -329,6 +337,7 @@ fn lines_about_failures_are_bounded() {
 
 /// What one copy made, another one with the same name must not take away.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_was_copied_just_now_is_not_lost() {
     let image = Image::new(&[]);
     {

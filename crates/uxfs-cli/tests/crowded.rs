@@ -26,6 +26,7 @@ fn crowded(names: usize) -> Image {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_crowded_directory_is_removed_and_gets_no_more_names() {
     let image = crowded(2500);
     let before = std::fs::read(&image.path).unwrap();
@@ -48,6 +49,7 @@ fn a_crowded_directory_is_removed_and_gets_no_more_names() {
 
 /// Where all stay, each would be compared with those that stay: it ends.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_stays_of_a_crowded_directory_is_not_tried_for_ever() {
     let image = crowded(3000);
     run("chattr", &[&"+i", &image.mount(&[]).dir().join("file")]);

@@ -122,6 +122,7 @@ fn flagged_read_only(image: &Image, flag: &str) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_that_must_not_be_changed_is_refused_by_every_verb() {
     let because = &["read-only flag"];
     let kind = Kind { mkfs: "mkfs.xfs".into(), repair: "xfs_repair".into(), options: &[], because };
@@ -170,6 +171,7 @@ fn written(mkfs: &Path, repair: &Path, options: &'static [&'static str]) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_reverse_map_is_written() {
     let (mkfs, repair) = (Path::new("mkfs.xfs"), Path::new("xfs_repair"));
     written(mkfs, repair, &["-m", "rmapbt=1"]);
@@ -181,18 +183,21 @@ fn a_reverse_map_is_written() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_xfsprogs_6_13_makes_is_written() {
     let release = Release::Stable;
     written(&release.path("mkfs.xfs").unwrap(), &release.path("xfs_repair").unwrap(), &[]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_xfsprogs_7_makes_is_written() {
     let release = Release::Unstable;
     written(&release.path("mkfs.xfs").unwrap(), &release.path("xfs_repair").unwrap(), &[]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn parent_pointers_are_written() {
     let (mkfs, repair) =
         (Release::Stable.path("mkfs.xfs").unwrap(), Release::Unstable.path("xfs_repair").unwrap());
@@ -202,6 +207,7 @@ fn parent_pointers_are_written() {
 
 /// All names of a file are those that the kernel says.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn stat_shows_all_names() {
     let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &[]);
     let mount = image.mount(&[]);
@@ -231,6 +237,7 @@ fn stat_shows_all_names() {
 
 /// Without a realtime section, which is refused. `mkfs.xfs` gives it to every volume that is to have quota, too.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn volumes_with_a_metadata_directory_are_written() {
     for option in ["metadir=1", "metadir=1,uquota,gquota"] {
         let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &["-m", option]);
@@ -255,6 +262,7 @@ fn volumes_with_a_metadata_directory_are_written() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn names_that_ignore_case_are_not_written() {
     let image = Image::new(&["-n", "version=ci"]);
     refused(&[&"mkdir", &image.at("/made")], &["ascii-ci"]);
@@ -267,6 +275,7 @@ fn names_that_ignore_case_are_not_written() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_that_is_flagged_read_only_is_not_written() {
     let image = Image::new(&[]);
     run("xfs_db", &[&"-x", &"-c", &"sb 0", &"-c", &"write flags 0x80", &image.path]);
@@ -276,6 +285,7 @@ fn a_volume_that_is_flagged_read_only_is_not_written() {
 
 /// The bit allows items in the log and asks nothing else of writers.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_with_exchange_and_autofsck_is_written() {
     let options = ["-n", "parent=0", "-m", "rmapbt=0,autofsck=1", "-i", "exchange=1"];
     let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &options);
@@ -309,6 +319,7 @@ fn a_volume_with_exchange_and_autofsck_is_written() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn volumes_with_a_reverse_map_are_made_and_filled() {
     let dir = scratch();
     let (image, source) = (dir.path().join("new.img"), dir.path().join("source"));
@@ -327,6 +338,7 @@ fn volumes_with_a_reverse_map_are_made_and_filled() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn volumes_with_parent_pointers_are_made_and_filled() {
     let dir = scratch();
     let source = dir.path().join("source");
@@ -375,6 +387,7 @@ fn volumes_with_parent_pointers_are_made_and_filled() {
 
 /// Options of `mkfs.xfs` whose features are not made are refused by name, and may be said where they say no.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn options_for_features_that_are_not_made() {
     let dir = scratch();
     let image = dir.path().join("new.img");
@@ -398,6 +411,7 @@ fn options_for_features_that_are_not_made() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_that_cannot_be_opened_is_refused_with_its_feature_by_every_verb() {
     let cases = [
         ("-rrtdev=", "the volume has a realtime section, which is not supported"),

@@ -142,6 +142,7 @@ fn beside(image: &Image, name: &str) -> Image {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn all_that_a_kernel_shows_of_a_volume_is_in_the_copy() {
     let old = Image::filled(&[]);
     fill_flags(old.mount(&[]).dir());
@@ -202,6 +203,7 @@ fn all_that_a_kernel_shows_of_a_volume_is_in_the_copy() {
 
 /// The same of a volume that has all that is made today, with blocks that files share.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn shared_blocks_become_each_file_s_own() {
     let old = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &[]);
     {
@@ -219,6 +221,7 @@ fn shared_blocks_become_each_file_s_own() {
 
 /// Of a v4 volume: as `stat` has it, and as `xfs_db` does.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_of_version_4_becomes_one_of_version_5() {
     let old = Image::of_prototype(
         "dir d--755 5 6\n file -ug755 70000 4294967290 $DIR/text\n $\nlink l--777 7 8 some/where\nchar c--640 1 2 3 4\n\
@@ -317,6 +320,7 @@ fn a_volume_of_version_4_becomes_one_of_version_5() {
 
 /// Of one that a crash left, all that its log has; nothing is written to it.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_dirty_volume_is_copied_as_its_log_leaves_it() {
     let old = Image::new(&[]);
     {
@@ -338,6 +342,7 @@ fn a_dirty_volume_is_copied_as_its_log_leaves_it() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_same_volume_gives_the_same_bytes() {
     let old = Image::filled(&[]);
     fill_flags(old.mount(&[]).dir());
@@ -355,6 +360,7 @@ fn the_same_volume_gives_the_same_bytes() {
 
 /// One disk with both: what is copied stays, and so does the table.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_partition_is_copied_to_the_next() {
     let dir = scratch();
     let disk = dir.path().join("disk.img");
@@ -387,6 +393,7 @@ fn a_partition_is_copied_to_the_next() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_cannot_be_copied_is_refused_by_its_name() {
     let old = Image::new(&["-m", "bigtime=1"]);
     let dir = old.dir.path();
@@ -452,6 +459,7 @@ fn what_cannot_be_copied_is_refused_by_its_name() {
 
 /// A damaged file is told of; all others are there.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_damaged_is_left_out_and_told() {
     let old = Image::of_prototype(
         "one ---644 0 0 $DIR/text\ntwo ---644 0 0 $DIR/text\nthree ---644 0 0 $DIR/text\n",

@@ -13,6 +13,7 @@ fn stat(image: &Image, path: &str) -> serde_json::Value {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_new_name_that_is_taken_is_left_alone_if_asked() {
     let image = Image::new(&[]);
     uxfs_ok(&[&"truncate", &"-s", &"1", &image.at("/one")]);
@@ -31,6 +32,7 @@ fn a_new_name_that_is_taken_is_left_alone_if_asked() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn attributes_are_made_or_replaced_as_asked_and_of_links_themselves() {
     let image = Image::new(&[]);
     let file = image.at("/file");
@@ -48,6 +50,7 @@ fn attributes_are_made_or_replaced_as_asked_and_of_links_themselves() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn links_are_removed_and_what_is_not_there_is_no_failure() {
     let image = Image::new(&[]);
     uxfs_ok(&[&"mkdir", &image.at("/dir")]);
@@ -62,6 +65,7 @@ fn links_are_removed_and_what_is_not_there_is_no_failure() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn permissions_of_a_new_directory_are_as_the_umask_leaves_them() {
     let image = Image::new(&[]);
     let mode = |path: &str| stat(&image, path)["mode"].as_str().map(str::to_owned);
@@ -91,6 +95,7 @@ fn a_volume_takes_the_part_of_an_image_that_is_said_and_nothing_is_printed_if_as
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_archive_goes_through_standard_input_and_output_unless_a_file_is_named() {
     let (from, to) = (Image::new(&[]), Image::new(&[]));
     uxfs_ok(&[&"mkdir", &from.at("/dir")]);
@@ -115,6 +120,7 @@ fn an_archive_goes_through_standard_input_and_output_unless_a_file_is_named() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_root_directory_is_what_an_image_alone_means() {
     let image = Image::new(&[]);
     uxfs_ok(&[&"mkdir", &image.at("/only")]);

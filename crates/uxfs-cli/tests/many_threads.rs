@@ -36,6 +36,7 @@ fn shown(image: &Path) -> BTreeMap<Vec<u8>, String> {
 const THREADS: [&str; 2] = ["2", "16"];
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn any_number_of_threads_makes_the_same_tree() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
@@ -119,6 +120,7 @@ fn untar(archive: &Path, image: &Forged, threads: &str) -> (Option<i32>, String,
 /// What was whole before an archive broke off was thrown away where it waited for a thread, and what had failed there was not
 /// told.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn of_half_an_archive_all_is_there_that_was_whole() {
     let dir = scratch();
     let archive = dir.path().join("tar");
@@ -139,6 +141,7 @@ fn of_half_an_archive_all_is_there_that_was_whole() {
 
 /// Behind what ended the work, the thread that reads went on: it told of links to files that were never made.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn nothing_is_begun_behind_what_ends_the_work() {
     let dir = scratch();
     let archive = dir.path().join("tar");
@@ -157,6 +160,7 @@ fn nothing_is_begun_behind_what_ends_the_work() {
 
 /// An archive has a file of the name that another one has until it takes its place.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn names_that_files_have_meanwhile_are_names_like_others() {
     let dir = scratch();
     let archive = dir.path().join("tar");
@@ -177,6 +181,7 @@ fn names_that_files_have_meanwhile_are_names_like_others() {
 
 /// What is in the destination may be reached by several names, and then order matters.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_was_there_is_written_into_in_order() {
     let dir = scratch();
     let (source, old) = (dir.path().join("source"), dir.path().join("old"));
@@ -218,6 +223,7 @@ fn what_was_there_is_written_into_in_order() {
 
 /// Entries that name what an earlier one made, again and again: the last counts, and a link is to what was there last.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn of_entries_with_one_name_the_last_counts() {
     let dir = scratch();
     let archive = dir.path().join("tar");
@@ -265,6 +271,7 @@ fn of_entries_with_one_name_the_last_counts() {
 
 /// What fails beside is told by its name, and the rest is there.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_another_thread_cannot_make_is_told() {
     let dir = scratch();
     let source = dir.path().join("tree");
@@ -291,6 +298,7 @@ fn what_another_thread_cannot_make_is_told() {
 
 /// A volume becomes full: no file is there in part, and nothing is left that has no name.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_full_volume_ends_the_work_of_all_threads() {
     let dir = scratch();
     let (source, archive) = (dir.path().join("tree"), dir.path().join("tar"));
@@ -328,6 +336,7 @@ fn a_full_volume_ends_the_work_of_all_threads() {
 
 /// With a time, or where names are said, all is done in order, whatever number was asked for.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_has_to_be_in_order_is_done_by_one_thread() {
     let dir = scratch();
     let source = dir.path().join("tree");

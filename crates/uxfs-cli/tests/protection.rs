@@ -73,6 +73,7 @@ const CHANGES: [(&str, &[&str]); 19] = [
 ];
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_protected_changes_as_far_as_the_kernel_lets_it() {
     let image = Image::new(&["-m", "reflink=0"]);
     protect(image.mount(&[]).dir());
@@ -112,6 +113,7 @@ fn what_is_protected_changes_as_far_as_the_kernel_lets_it() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_change_of_owner_or_content_takes_rights_away() {
     let image = Image::new(&["-m", "reflink=0"]);
     {
@@ -157,6 +159,7 @@ fn a_change_of_owner_or_content_takes_rights_away() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_directory_with_a_default_list_has_no_umask() {
     let image = Image::new(&["-m", "reflink=0"]);
     {

@@ -253,11 +253,13 @@ fn counts_are_compared(has_metadir: bool) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn dquots_are_compared_with_what_inodes_use() {
     counts_are_compared(false);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn dquots_in_a_tree_of_metadata_are_compared_with_what_inodes_use() {
     counts_are_compared(true);
 }

@@ -83,6 +83,7 @@ const FILES: [&str; 8] =
     ["file", "small", "empty", "sparse", "all-hole", "prealloc", "behind-end", "program"];
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_copy_shares_blocks_until_one_of_the_two_changes() {
     for made_by in [Release::System, Release::Unstable] {
         let image = Image::made_by(&made_by.path("mkfs.xfs").unwrap(), &[]);
@@ -135,6 +136,7 @@ fn a_copy_shares_blocks_until_one_of_the_two_changes() {
 
 /// What GNU `cp` makes of the same on a mounted volume.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn copies_within_an_image_are_those_of_gnu() {
     const CASES: &[(&[&str], &[&str], &str)] = &[
         (&[], &["S/file"], "D/new"),
@@ -199,6 +201,7 @@ fn copies_within_an_image_are_those_of_gnu() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_cannot_be_shared_is_refused_where_it_must_be() {
     let (image, other) = (Image::new(&[]), Image::new(&[]));
     let plain = Image::new(&["-m", "reflink=0"]);
@@ -239,6 +242,7 @@ fn what_cannot_be_shared_is_refused_where_it_must_be() {
 
 /// Nothing but metadata is written where a large file is cloned: the image takes no more of the host.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_gibibyte_is_cloned_without_a_byte_of_it_copied() {
     let dir = scratch();
     let image = Image { path: dir.path().join("image"), dir };

@@ -32,6 +32,7 @@ fn holder(image: &Image) -> Child {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_second_opener_is_refused_and_let_in_when_the_first_is_killed() {
     let image = Image::new(&[]);
     let file = image.dir.path().join("file");
@@ -78,6 +79,7 @@ fn all_writers_are_refused(image: &Image, source: &Path, text: &str) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_the_kernel_has_mounted_is_not_written() {
     let image = Image::new(&[]);
     let source = image.dir.path().join("source");
@@ -96,6 +98,7 @@ fn what_the_kernel_has_mounted_is_not_written() {
 
 /// A container's mounts are not seen from outside, nor can the path that the kernel knows the image by be followed.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_mounted_in_another_mount_namespace_is_not_written() {
     let image = Image::new(&[]);
     let source = image.dir.path().join("source");
@@ -119,6 +122,7 @@ fn what_is_mounted_in_another_mount_namespace_is_not_written() {
 
 /// Attached is as good as mounted: the next moment it may be.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_attached_as_a_loop_device_is_written_through_that_alone() {
     let image = Image::new(&[]);
     let source = image.dir.path().join("source");
@@ -157,6 +161,7 @@ impl Drop for Loop {
 
 /// The kernel claims a block device that it mounts, but not what a loop device lies on.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_a_loop_device_over_a_loop_device_has_is_not_written() {
     let image = Image::new(&[]);
     let source = image.dir.path().join("source");
@@ -274,6 +279,7 @@ fn is_refused(output: &std::process::Output) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_another_process_has_open_for_writing_is_not_written() {
     let image = Image::new(&[]);
     let source = image.dir.path().join("source");
@@ -292,6 +298,7 @@ fn what_another_process_has_open_for_writing_is_not_written() {
 
 /// Locks of virtual machines, and of programs that lock as POSIX has it, are asked for.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_another_process_has_locked_is_not_written() {
     let image = Image::new(&[]);
     let source = image.dir.path().join("source");
@@ -312,6 +319,7 @@ fn what_another_process_has_locked_is_not_written() {
 
 /// Neither the loop device nor the name that it knows its file by is to be seen in a container.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_mounted_outside_of_a_container_is_not_written() {
     let image = Image::new(&[]);
     std::fs::write(image.dir.path().join("source"), "text\n").unwrap();
@@ -344,6 +352,7 @@ fn what_is_mounted_outside_of_a_container_is_not_written() {
 
 /// A user may not ask a loop device for its file, and knows the file by another name.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_mounted_in_a_container_is_not_written_by_its_owner() {
     let (image, source) = of_a_user();
     let untouched = image.dir.path().join("untouched");
@@ -381,6 +390,7 @@ fn what_is_mounted_in_a_container_is_not_written_by_its_owner() {
 
 /// A loop device has a file of overlayfs, which has another number than the one below.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_mounted_through_overlayfs_is_not_written() {
     let image = Image::new(&[]);
     let source = image.dir.path().join("source");
@@ -405,6 +415,7 @@ fn what_is_mounted_through_overlayfs_is_not_written() {
 const WRITTEN: &str = "another process is writing it, so that what is read would be of several moments";
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn nobody_reads_what_another_process_writes() {
     let image = Image::new(&[]);
     let out = image.dir.path().join("out");
@@ -429,6 +440,7 @@ fn nobody_reads_what_another_process_writes() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn nobody_writes_what_another_process_reads() {
     let image = Image::new(&[]);
     let file = image.dir.path().join("file");
@@ -460,6 +472,7 @@ fn nobody_writes_what_another_process_reads() {
 
 /// What comes from a pipe may come from the same image: nothing is opened for writing before there is something to write.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_pipe_leads_from_an_image_into_itself() {
     let image = Image::new(&[]);
     let file = image.dir.path().join("in");
@@ -489,6 +502,7 @@ fn a_pipe_leads_from_an_image_into_itself() {
 
 /// Of what the kernel writes, something can be seen all the same.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn who_reads_what_the_kernel_writes_is_warned() {
     let image = Image::new(&[]);
     let mount = image.mount(&[]);
@@ -514,12 +528,20 @@ fn who_reads_what_the_kernel_writes_is_warned() {
     drop(mount);
     let writer = Waiting::new(&["env"], "exec 3<>\"$0\"", &[&image.path]);
     assert!(warned(&image.at("/file")).contains("another process or the kernel"));
+    for looks in [&["check"][..], &["recover", "--dry-run"]] {
+        let args =
+            looks.iter().map(|word| word as &dyn AsRef<OsStr>).chain([&image.path as &dyn AsRef<OsStr>]);
+        let said = String::from_utf8(uxfs(&args.collect::<Vec<_>>()).stderr).unwrap();
+        assert!(said.contains("is open for writing by another process or the kernel"), "{looks:?}: {said}");
+    }
     writer.end();
+    assert!(uxfs(&[&"check", &image.path]).stderr.is_empty());
     assert_eq!(uxfs_ok(&[&"cat", &image.at("/file")]), b"text\n");
 }
 
 /// A path in the volume was meant, and its end forgotten.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn no_copy_goes_over_a_volume_or_what_is_attached() {
     let (from, to) = (Image::new(&[]), Image::new(&[]));
     let file = from.dir.path().join("file");
@@ -585,6 +607,7 @@ fn maker(image: &Path) -> Child {
 
 /// Until it is whole, there is no volume in the file that one is made in, and nothing goes over it all the same.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn nothing_goes_over_a_volume_that_is_being_made() {
     let from = Image::new(&[]);
     let file = from.dir.path().join("file");
@@ -626,6 +649,7 @@ fn stopped_within(args: &[&dyn AsRef<OsStr>], dir: &Path, meanwhile: impl FnOnce
 
 /// That there was no volume when the copy was begun is long ago when it takes its name.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_that_was_made_meanwhile_is_not_replaced() {
     let from = Image::new(&[]);
     let file = from.dir.path().join("file");
@@ -661,6 +685,7 @@ fn a_volume_that_was_made_meanwhile_is_not_replaced() {
 
 /// Who writes or replaces a file asks for locks of every kind.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn no_copy_goes_over_a_file_that_is_locked() {
     let from = Image::new(&[]);
     let (file, target) = (from.dir.path().join("file"), from.dir.path().join("target"));
@@ -687,6 +712,7 @@ fn no_copy_goes_over_a_file_that_is_locked() {
 
 /// It may be one of many files that are copied, and nobody has named it.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn no_tree_goes_over_what_is_attached() {
     let (from, to) = (Image::new(&[]), Image::new(&[]));
     let file = from.dir.path().join("file");
@@ -723,6 +749,7 @@ fn no_tree_goes_over_what_is_attached() {
 
 /// Each gives a whole file to the name, and the last one stays.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn many_replace_one_file_at_once() {
     let from = Image::new(&[]);
     let (file, target) = (from.dir.path().join("file"), from.dir.path().join("target"));
@@ -745,6 +772,7 @@ fn many_replace_one_file_at_once() {
 
 /// A file that another process takes back is not written to by whoever waited for it.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn nothing_is_written_to_a_file_that_has_lost_its_name() {
     let from = Image::new(&[]);
     let (file, target) = (from.dir.path().join("file"), from.dir.path().join("target"));

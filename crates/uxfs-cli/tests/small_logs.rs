@@ -51,6 +51,7 @@ fn change_everything(image: &Path) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn every_change_fits_into_the_log_of_a_volume_with_large_blocks() {
     let dir = scratch();
     let image = dir.path().join("volume.img");
@@ -67,6 +68,7 @@ fn every_change_fits_into_the_log_of_a_volume_with_large_blocks() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn every_change_fits_into_the_smallest_log() {
     let dir = scratch();
     let image = dir.path().join("volume.img");

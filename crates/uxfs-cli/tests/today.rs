@@ -49,6 +49,7 @@ fn filled(options: &[&str]) -> Image {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn mkfs_makes_what_mkfs_xfs_makes_today() {
     let words = |image: &Path| {
         let print = "p versionnum features2 features_compat features_ro_compat features_incompat agcount agblocks \
@@ -76,6 +77,7 @@ fn mkfs_makes_what_mkfs_xfs_makes_today() {
 
 /// A log for today's features is larger than one for those of old, and so must the smallest volume be.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn small_volumes_are_made_where_mkfs_xfs_makes_them() {
     let dir = scratch();
     let [ours, theirs] = ["ours", "theirs"].map(|name| Image { path: dir.path().join(name), dir: scratch() });
@@ -107,6 +109,7 @@ fn small_volumes_are_made_where_mkfs_xfs_makes_them() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_of_today_is_altered_in_place() {
     let image = filled(&[]);
     let before = manifest(image.mount(&[]).dir());
@@ -138,6 +141,7 @@ fn a_volume_of_today_is_altered_in_place() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn features_are_switched_on_beside_a_reverse_map_and_parent_pointers() {
     let image = filled(&["-m", "bigtime=0,inobtcount=0", "-i", "nrext64=0"]);
     let before = manifest(image.mount(&[]).dir());
@@ -158,6 +162,7 @@ fn features_are_switched_on_beside_a_reverse_map_and_parent_pointers() {
 
 /// Some thousand groups come at once. What the kernel then finds it fills here and there, up to the last group.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn volumes_grow_from_the_smallest_and_to_a_tebibyte() {
     let dir = scratch();
     let path = dir.path().join("volume.img");
@@ -205,6 +210,7 @@ fn within(most: u64, args: &[&dyn AsRef<OsStr>]) -> u64 {
 
 /// What memory a volume takes follows from what is done to it, and not from its size.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_of_100_tib_takes_little_memory() {
     const MOST: u64 = 400 * MIB;
     let dir = scratch();
@@ -238,6 +244,7 @@ fn a_volume_of_100_tib_takes_little_memory() {
 
 /// A kernel's `df` leaves out what groups keep for their metadata, and `info` says how much that is.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn info_says_how_much_of_the_free_space_no_file_gets() {
     for options in [&[][..], &["-m", "rmapbt=0"], &["-b", "size=1024"]] {
         let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), options);

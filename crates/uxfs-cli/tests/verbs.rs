@@ -37,6 +37,7 @@ fn moment(seconds: i64, nanoseconds: i64) -> String {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn find_lists_every_file_as_the_kernel_has_it() {
     for options in [&[][..], &["-b", "size=2048", "-n", "size=8192"], &["-i", "nrext64=1", "-m", "rmapbt=1"]]
     {
@@ -69,6 +70,7 @@ fn find_lists_every_file_as_the_kernel_has_it() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn find_finds_what_gnu_find_does() {
     let image = Image::filled(&[]);
     let mount = image.mount(&["ro"]);
@@ -134,6 +136,7 @@ fn find_finds_what_gnu_find_does() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn ls_lists_what_is_there() {
     let image = Image::filled(&[]);
     let mount = image.mount(&["ro"]);
@@ -166,6 +169,7 @@ fn ls_lists_what_is_there() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn stat_says_all() {
     let image = Image::filled(&[]);
     let stat = |path: &str, flags: &[&dyn AsRef<OsStr>]| {
@@ -209,6 +213,7 @@ fn stat_says_all() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn cat_gives_the_bytes() {
     let image = Image::filled(&[]);
     let mount = image.mount(&["ro"]);
@@ -221,6 +226,7 @@ fn cat_gives_the_bytes() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn du_sums_as_gnu_du_does() {
     let image = Image::filled(&[]);
     let mount = image.mount(&["ro"]);
@@ -247,6 +253,7 @@ fn du_sums_as_gnu_du_does() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn tree_draws_everything_once() {
     let image = Image::filled(&[]);
     let mount = image.mount(&["ro"]);
@@ -267,6 +274,7 @@ fn tree_draws_everything_once() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn info_says_what_the_volume_is() {
     let image = Image::filled(&["-L", "a label", "-b", "size=2048", "-i", "size=1024"]);
     let info = objects(&uxfs_ok(&[&"info", &image.path, &"--json"])).remove(0);
@@ -284,6 +292,7 @@ fn info_says_what_the_volume_is() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_image_may_have_a_colon_in_its_name() {
     let image = Image::filled(&[]);
     let odd = image.dir.path().join("a:");

@@ -1,4 +1,4 @@
-//! Changing what a volume is: label and size while it is open, UUID and features while nobody has it.
+//! Changing a volume itself: label and size while it is open, UUID and features while it is not.
 
 use crate::behind;
 use crate::error::{Error, ErrorKind, Result};
@@ -25,7 +25,7 @@ pub enum Upgrade {
 }
 
 impl Upgrade {
-    /// The feature that `mkfs.xfs` calls so, if it is one of these.
+    /// The feature of this `mkfs.xfs` name, if it is one of these.
     pub fn of_name(name: &str) -> Option<Self> {
         [Self::Bigtime, Self::InobtCount, Self::Nrext64].into_iter().find(|one| one.name() == name)
     }
@@ -44,7 +44,7 @@ impl Upgrade {
     }
 }
 
-/// The UUID that a volume is to have.
+/// The new UUID of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NewUuid {
@@ -56,36 +56,35 @@ pub enum NewUuid {
     Restore,
 }
 
-/// What growing made of a volume, in bytes.
+/// The result of growing a volume, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grown {
-    /// How large it was.
+    /// The old size.
     pub from: u64,
-    /// How large it is.
+    /// The new size.
     pub to: u64,
-    /// What is left over at the end, too little for a group of its own.
+    /// The unused rest at the end, too small for a group.
     pub left_out: u64,
     /// Whether it was stopped ([`grow_unless`]): the volume is as it was.
     pub stopped: bool,
 }
 
 impl Volume {
-    /// Gives the volume a label: up to 12 bytes, none of them 0; none takes it away. Durable when this returns, in every
-    /// group's copy of the superblock.
+    /// Sets the label: up to 12 bytes, none of them 0. An empty label removes it. When this returns it is durable, in
+    /// every group's copy of the superblock.
     pub fn set_label(&self, label: impl AsRef<[u8]>) -> Result<()> {
         Ok(alter::set_label(self.engine(), label.as_ref())?)
     }
 
-    /// Makes the volume larger: as large as its device or partition, or `bytes`. Other threads go on with it meanwhile.
-    /// Durable when this returns; whatever comes between leaves the volume as it was, or as it is then.
+    /// Makes the volume larger: as large as its device or partition, or `bytes`. Other threads can use it meanwhile.
+    /// Durable when this returns. After a crash the volume has the old size or the new one.
     ///
-    /// The device is as long as it was when the volume was opened. As with `xfs_growfs`, an end that would make a group of
-    /// fewer than 64 blocks is left out. [`ErrorKind::InvalidInput`]: it would become smaller.
-    /// [`ErrorKind::Damaged`]: the partition table does not say what comes behind, or no boot record protects it.
-    /// [`ErrorKind::AlreadyExists`]: it would reach behind its partition or into another one; or another volume, or anything
-    /// else that is known by its marks, begins at one of the first 4096 whole MiB of the device behind this one, and would be
-    /// lost.
+    /// The device's size is the one at the time of opening. As with `xfs_growfs`, a rest of fewer than 64 blocks is
+    /// left out. [`ErrorKind::InvalidInput`]: the size is smaller than now. [`ErrorKind::Damaged`]: the partition table
+    /// does not tell what follows, or no boot record protects it. [`ErrorKind::AlreadyExists`]: it would reach past its
+    /// partition or into another one; or another volume, or anything else with a known signature, begins at one of the
+    /// first 4096 whole MiB after this one, and would be lost.
     pub fn grow(&self, bytes: Option<u64>) -> Result<Grown> {
         let device = self.device();
         let growth = self.plan_growth(bytes, device.size())?;
@@ -101,7 +100,7 @@ impl Volume {
         Ok(self.in_bytes(grown))
     }
 
-    /// What growing would make of it on a device of `device` bytes, and nothing else.
+    /// The result of growing on a device of `device` bytes. Nothing is changed.
     pub fn plan_growth(&self, bytes: Option<u64>, device: u64) -> Result<Grown> {
         let growth = alter::plan_growth(self.engine(), bytes.unwrap_or(device), device)?;
         Ok(self.in_bytes(alter::Grown::from(&growth)))
@@ -119,28 +118,29 @@ impl Volume {
 }
 
 /// Makes the volume in an image, or on a block device, larger: as large as the device, the file or the partition, or as
-/// `bytes`; a file that is shorter becomes longer, if the volume is all of its end. What is refused leaves all as it was,
-/// the file's length too. `how` says where the volume lies.
+/// `bytes`. A file that is too short is extended, if it ends with the volume. If growing is refused, nothing changes,
+/// not even the file's length. `how` says where the volume lies.
 ///
-/// [`ErrorKind::Damaged`]: the partition table does not say what comes behind, or no boot record protects it.
-/// [`ErrorKind::AlreadyExists`]: it would reach behind its partition or into another one, also where `how` says a length that
-/// does; or another volume, or anything else that is known by its marks, would be lost. Unless a partition begins with the volume,
-/// that is looked for at each whole MiB of the file behind it, and at the first 4096 of a block device.
-/// [`ErrorKind::ReadOnly`]: it is to be opened without recovery.
+/// [`ErrorKind::Damaged`]: the partition table does not tell what follows, or no boot record protects it.
+/// [`ErrorKind::AlreadyExists`]: it would reach past its partition or into another one, also if `how` gives such a
+/// length; or another volume, or anything else with a known signature, would be lost. Unless the volume fills a
+/// partition, signatures are looked for at each whole MiB of the file after it, and at the first 4096 of a block
+/// device. [`ErrorKind::ReadOnly`]: `how` asks for no recovery.
 pub fn grow(image: impl AsRef<Path>, bytes: Option<u64>, how: &OpenOptions) -> Result<Grown> {
     grow_unless(image, bytes, how, &|| false)
 }
 
-/// As [`grow`], until `stop` says so, which is asked before each new group: then all is as it was.
+/// As [`grow`], but `stop` is asked before each new group. If it says so, growing stops and nothing
+/// has changed.
 pub fn grow_unless(
     image: impl AsRef<Path>,
     bytes: Option<u64>,
     how: &OpenOptions,
     stop: &dyn Fn() -> bool,
 ) -> Result<Grown> {
-    // The headers of many groups are small, and far apart: the host's page cache takes them faster than the disk does.
+    // The headers of many groups are small writes, far apart: the host's page cache takes them faster than the disk.
     let device = Arc::new(FileOptions::new().write(true).direct(false).open(image)?);
-    // What comes behind a partition is not the volume's, and a table that is damaged does not say what does.
+    // The bytes after a partition are not the volume's, and a damaged table does not tell where it ends.
     let length = how.length.map_or_else(|| room_at(&*device, how.offset), |length| Ok(Some(length)))?;
     let how = how.clone().writable(true).direct(false).length(length);
     let volume = Volume::open_device(device.clone(), &how)?;
@@ -162,12 +162,12 @@ pub fn grow_unless(
     let lengthened = device.with_length(before.max(how.offset + bytes));
     volume.close()?;
     drop(volume);
-    // Nobody else gets the file before the volume is as large.
+    // No one else can lock the file before the volume has its new size.
     let longer = Volume::open_device(Arc::new(lengthened?), &how)?;
     grow_to(&longer, Some(bytes), stop, || Ok(device.with_length(before).map(drop)?))
 }
 
-/// Grows, and closes. Where that was stopped, `undo` comes before others get the image.
+/// Grows the volume and closes it. If it was stopped, `undo` runs before others can lock the image.
 fn grow_to(
     volume: &Volume,
     bytes: Option<u64>,
@@ -181,7 +181,7 @@ fn grow_to(
     undone.and(closed).map(|()| grown)
 }
 
-/// What growing would make of a volume in an image file that is as long as it needs then, if it can be.
+/// The result of growing a volume in an image file that would be extended as needed.
 fn plan_longer(volume: &Volume, bytes: u64, how: &OpenOptions) -> Result<Grown> {
     if how.offset.checked_add(bytes).is_none_or(|end| i64::try_from(end).is_err()) {
         return Err(Error::new(ErrorKind::InvalidInput, "no file can be as large as that"));
@@ -193,7 +193,8 @@ fn plan_longer(volume: &Volume, bytes: u64, how: &OpenOptions) -> Result<Grown> 
     volume.plan_growth(Some(bytes), bytes)
 }
 
-/// A growth over which nothing is lost, or one that was stopped. All of a partition is the volume's that begins with it.
+/// A growth that destroys nothing, or one that was stopped. A partition that begins with the volume belongs to it
+/// entirely.
 fn unless_lost(
     device: &FileDevice,
     growth: Grown,
@@ -208,9 +209,9 @@ fn unless_lost(
     Ok(if all { growth } else { Grown { to: growth.from, left_out: 0, stopped: true, ..growth } })
 }
 
-/// Whether a volume that starts at this byte of a device has a partition to itself as far as it grows. Refuses to have it
-/// reach behind its partition, into another one, or over the table; a table that is damaged, or that nothing protects, does not
-/// say what is whose. One that a volume at the device's start has overwritten says nothing.
+/// Whether a volume that starts at this byte of a device has a partition to itself, up to its new end. Refuses if it
+/// would reach past its partition, into another one, or over the table. A table that is damaged or unprotected is
+/// refused too, since it cannot be trusted. A table that a volume at the device's start has overwritten is ignored.
 fn unless_in_partition(device: &dyn BlockDevice, start: u64, growth: &Grown) -> Result<bool> {
     if start == 0 || growth.to == growth.from {
         return Ok(false);
@@ -218,15 +219,15 @@ fn unless_in_partition(device: &dyn BlockDevice, start: u64, growth: &Grown) -> 
     let Some(table) = partitions::read(device)? else { return Ok(false) };
     table.check_believed()?;
     behind::refuse_partitions(&table, &(start..start.saturating_add(growth.to)))?;
-    // What begins in the midst of a partition may have others beside it.
+    // A volume in the middle of a partition may have others beside it.
     Ok(table.beginning_at(start).is_some())
 }
 
 /// Changes the UUID of the volume in an image or on a block device, and gives the new one as text. Its log must be clean:
 /// [`ErrorKind::DirtyLog`]. `how` says where the volume lies.
 ///
-/// A crash in between leaves a volume that has the old UUID or the new one. Metadata go on carrying the one that the volume
-/// was made with.
+/// A crash in between leaves a volume that has the old UUID or the new one. Metadata keep the UUID that the volume was
+/// made with.
 pub fn set_uuid(image: impl AsRef<Path>, uuid: NewUuid, how: &OpenOptions) -> Result<String> {
     let change = match uuid {
         NewUuid::Random => UuidChange::To(xfs_format::types::Uuid(Uuid::new_v4().into_bytes())),
@@ -236,8 +237,9 @@ pub fn set_uuid(image: impl AsRef<Path>, uuid: NewUuid, how: &OpenOptions) -> Re
     on_device(image.as_ref(), how, |device| alter::set_uuid(&*device, change)).map(|uuid| uuid.to_string())
 }
 
-/// Switches features on, all that are missing or none, for the volume in an image or on a block device, and gives those that
-/// it had before. If none is missing, that is [`ErrorKind::InvalidInput`]. Its log must be clean: [`ErrorKind::DirtyLog`].
+/// Switches features on for the volume in an image or on a block device: all that are missing, or none on an error.
+/// Gives those that it had before. If none is missing, that is [`ErrorKind::InvalidInput`]. Its log must be clean:
+/// [`ErrorKind::DirtyLog`].
 /// `how` says where the volume lies.
 pub fn upgrade(image: impl AsRef<Path>, features: &[Upgrade], how: &OpenOptions) -> Result<Vec<Upgrade>> {
     let engine: Vec<_> = features.iter().map(|feature| feature.engine()).collect();
@@ -245,7 +247,8 @@ pub fn upgrade(image: impl AsRef<Path>, features: &[Upgrade], how: &OpenOptions)
     Ok(features.iter().copied().filter(|feature| there.contains(&feature.engine())).collect())
 }
 
-/// Does something to a device that nobody else has. Volumes have smaller sectors than some disks under image files.
+/// Does something to a device that no one else has open. The page cache is used, since a volume's sectors may be
+/// smaller than those of the disk under an image file.
 fn on_device<T>(
     image: &Path,
     how: &OpenOptions,

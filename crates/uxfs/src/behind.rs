@@ -1,8 +1,8 @@
-//! What lies behind a volume that is to grow, and would be lost.
+//! What lies after a volume that is to grow, and would be lost.
 //!
-//! A partition table says who has those bytes. Nothing does where there is none. So whatever begins there is looked for, at
-//! each [`STEP`] of the file or device, and as far as the volume is to reach. What is left of group headers is in nobody's
-//! way: that of a growth that was cut, or of a larger volume that was there before.
+//! A partition table tells who owns those bytes. Without one, signatures are looked for at each [`STEP`] of the file or
+//! device, up to the new end of the volume. Old group headers are no obstacle: an interrupted growth leaves them, and
+//! so does a larger volume that was there before.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::partitions::Table;
@@ -12,16 +12,17 @@ use std::ops::Range;
 
 /// Where volumes begin, counted from the start of the file or device.
 const STEP: u64 = 1 << 20;
-/// At so many places at most something is looked for, unless the device is an image file, whose holes are passed over.
+/// The most places where signatures are looked for. There is no limit for an image file, whose holes are skipped.
 const PLACES_MAX: usize = 4096;
 
-/// Refuses to have a volume grow over these bytes of a device if anything begins at one of the first [`PLACES_MAX`] places
-/// there: [`ErrorKind::AlreadyExists`].
+/// Refuses growth over these bytes of a device if anything begins at one of the first [`PLACES_MAX`] places there:
+/// [`ErrorKind::AlreadyExists`].
 pub(crate) fn refuse_overlap(device: &dyn BlockDevice, bytes: Range<u64>) -> Result<()> {
     look(device, bytes, PLACES_MAX, &Some, &|| false).map(drop)
 }
 
-/// The same; of an image file all places are looked at, but for its holes. Whether it came to an end before `stop` said so.
+/// The same, but `stop` can end it. In an image file all places outside holes are looked at. Gives whether it was not
+/// stopped.
 pub(crate) fn refuse_overlap_unless(
     device: &FileDevice,
     bytes: Range<u64>,
@@ -32,7 +33,7 @@ pub(crate) fn refuse_overlap_unless(
     look(device, bytes, places, &|from| device.next_data(from), stop)
 }
 
-/// Refuses to have a volume reach over these bytes of a device if its partition table gives some of them to somebody else:
+/// Refuses a volume on these bytes of a device if the partition table gives some of them to something else:
 /// [`ErrorKind::AlreadyExists`].
 pub(crate) fn refuse_partitions(table: &Table, bytes: &Range<u64>) -> Result<()> {
     let Some(lost) = table.in_the_way(bytes) else { return Ok(()) };
@@ -52,7 +53,7 @@ fn look(
 ) -> Result<bool> {
     let start = device.place().start;
     let end = bytes.end.min(device.size());
-    // The next place at or behind a byte.
+    // The next place at or after a byte.
     let place_at = |byte: u64| {
         let place = start.checked_add(byte)?.checked_next_multiple_of(STEP)?;
         Some(place - start).filter(|&place| place < end)
@@ -70,7 +71,7 @@ fn look(
             next = place_at(data.saturating_sub(probe::MARKS_WITHIN - 1));
             continue;
         }
-        // What cannot be read may be anything.
+        // Unreadable bytes may be anything.
         let marks = probe::MARKS_WITHIN.min(device.size() - place) & !(u64::from(device.sector_size()) - 1);
         device.read(place, &mut blockdev::AlignedBuf::zeroed(marks as usize))?;
         let unread = Unread::default();

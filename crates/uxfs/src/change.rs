@@ -1,30 +1,30 @@
-//! Changing what is in a volume: names, what is said of files, attributes.
+//! Changing the content of a volume: names, attributes of files, extended attributes.
 //!
 //! Each call is one step: it happens whole or not at all, and is durable after the next [`Volume::sync`](crate::Volume::sync).
 
 use crate::dir::Dir;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metadata::Timestamp;
 use crate::node::Node;
 use xfs::attr::acl::AclKind;
+use xfs::attr::edit::SetXattr;
 use xfs::attr::linux;
-use xfs::namespace::{self, RenameFlags};
-use xfs::setattr;
+use xfs::namespace::{self, Rename};
+use xfs::setattr::{self, Changes};
 use xfs_format::acl;
-use xfs_format::timestamp::Timestamp as EngineTime;
+use xfs_format::timestamp::Timestamp;
 
 /// What a new file is to be, besides its type.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode {
     /// Permissions, with set-user-id, set-group-id and sticky bit.
     pub permissions: u16,
-    /// Bits that are taken off them, unless the directory hands down an access control list.
+    /// Bits to clear, unless the directory has a default access control list.
     pub umask: u16,
     /// Owner.
     pub uid: u32,
-    /// Group, unless the directory hands down its own.
+    /// Group, unless it is inherited from the directory.
     pub gid: u32,
-    /// Its times; unsaid, now.
+    /// Its times. `None`: now.
     pub time: Option<Timestamp>,
     /// When it was last read, if that is not `time`.
     pub atime: Option<Timestamp>,
@@ -35,7 +35,7 @@ pub struct NewNode {
 }
 
 impl Default for NewNode {
-    /// Of root, for everyone to read, made now, with what the directory hands down.
+    /// Owned by root, readable for everyone, made now, with inheritance from the directory.
     fn default() -> Self {
         Self {
             permissions: 0o644,
@@ -63,82 +63,6 @@ pub enum Special {
     BlockDevice(u32, u32),
 }
 
-/// How a rename treats the new name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rename {
-    /// What has it is replaced.
-    #[default]
-    Replace,
-    /// It must be free.
-    NoReplace,
-    /// The two change places.
-    Exchange,
-}
-
-/// What to change of what is said of a file. `None` leaves it as it is.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Changes {
-    /// Permissions.
-    pub permissions: Option<u16>,
-    /// Owner.
-    pub uid: Option<u32>,
-    /// Group.
-    pub gid: Option<u32>,
-    /// When it was last read.
-    pub atime: Option<Timestamp>,
-    /// When its content last changed.
-    pub mtime: Option<Timestamp>,
-    /// When it was made.
-    pub crtime: Option<Timestamp>,
-    /// When it last changed at all; unsaid, now.
-    pub ctime: Option<Timestamp>,
-    /// Project.
-    pub project: Option<u32>,
-    /// Whether what is made in this directory belongs to its project. Other files have no such flag.
-    pub project_inherit: Option<bool>,
-    /// Whether reading leaves the time of the last reading as it is. New files in a directory have this from it, as they
-    /// have the next three.
-    pub no_atime: Option<bool>,
-    /// Whether backups leave it out.
-    pub no_dump: Option<bool>,
-    /// Whether nothing of it can be changed any more but these flags. New files have none of the next three from their
-    /// directory.
-    pub immutable: Option<bool>,
-    /// Whether it can only grow: a directory, by new names.
-    pub append_only: Option<bool>,
-    /// Whether systems that mount the volume write it synchronously. New files in a directory have it from it.
-    pub synchronous: Option<bool>,
-    /// Whether nobody should move its blocks to bring them together.
-    pub no_defrag: Option<bool>,
-    /// Bytes of which whole multiples should be allocated: a hint, a multiple of the block size; 0 takes it back. For
-    /// directories, and for regular files that have no blocks yet.
-    pub extent_size: Option<u32>,
-    /// The same for copies of blocks that other files share: for directories and regular files.
-    pub cow_extent_size: Option<u32>,
-    /// Whether space was set aside for it on purpose, and stays its own behind its end: of a regular file.
-    pub preallocated: Option<bool>,
-    /// Whether systems that mount the volume make no symbolic link in this directory.
-    pub no_symlinks: Option<bool>,
-    /// Whether systems that mount the volume put what is made in this directory into a part of the volume of its own.
-    pub file_stream: Option<bool>,
-    /// Whether what is made in this directory wants a realtime section, if there is one.
-    pub realtime_inherit: Option<bool>,
-    /// Whether it wants to be accessed as memory: a regular file, or what is made in a directory.
-    pub direct_access: Option<bool>,
-}
-
-/// Whether an attribute may or must exist.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SetXattr {
-    /// It may.
-    #[default]
-    Either,
-    /// It must not.
-    Create,
-    /// It must.
-    Replace,
-}
-
 /// The attribute that gives a program capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -147,7 +71,7 @@ const DIRECTORY: u16 = 0o040_000;
 
 impl NewNode {
     fn engine(&self, dir: &Dir, kind: u16, device: (u32, u32)) -> namespace::NewInode {
-        let time = self.time.map_or_else(|| dir.node().volume.now(), engine_time);
+        let time = self.time.unwrap_or_else(|| dir.node().volume.now());
         namespace::NewInode {
             mode: kind | self.permissions & 0o7777,
             umask: self.umask,
@@ -155,14 +79,10 @@ impl NewNode {
             gid: self.gid,
             device,
             time,
-            content_times: (self.atime.map_or(time, engine_time), self.mtime.map_or(time, engine_time)),
+            content_times: (self.atime.unwrap_or(time), self.mtime.unwrap_or(time)),
             inherit: self.inherit,
         }
     }
-}
-
-pub(crate) fn engine_time(time: Timestamp) -> EngineTime {
-    EngineTime { secs: time.seconds, nanos: time.nanoseconds }
 }
 
 impl Dir {
@@ -200,8 +120,8 @@ impl Dir {
         Ok(Node { volume: node.volume.clone(), handle })
     }
 
-    /// Makes a regular file without a name. It vanishes when the last [`File`](crate::File) of it is dropped, unless it
-    /// gets a name meanwhile.
+    /// Makes a regular file without a name. It is freed when its last [`File`](crate::File) is dropped, unless it has a
+    /// name by then.
     pub fn create_unnamed(&self, new: &NewNode) -> Result<crate::File> {
         let node = self.node();
         let engine = node.volume.engine();
@@ -233,11 +153,6 @@ impl Dir {
     /// Moves a name of this directory to another, or to another name.
     pub fn rename(&self, name: &[u8], to: &Dir, new_name: &[u8], how: Rename) -> Result<()> {
         let node = self.node();
-        let how = match how {
-            Rename::Replace => RenameFlags::Replace,
-            Rename::NoReplace => RenameFlags::NoReplace,
-            Rename::Exchange => RenameFlags::Exchange,
-        };
         let (from, to) = ((&node.handle, name), (&to.node().handle, new_name));
         let rename = || namespace::rename(node.volume.engine(), from, to, how, node.volume.now());
         let nameless = node.volume.with_room(|| rename().map_err(|error| named(error, name)))?;
@@ -261,38 +176,14 @@ impl Dir {
 }
 
 impl Node {
-    /// Changes what is said of it.
+    /// Changes its metadata.
     pub fn change(&self, changes: &Changes) -> Result<()> {
-        let change = namespace::Change {
-            permissions: changes.permissions,
-            uid: changes.uid,
-            gid: changes.gid,
-            atime: changes.atime.map(engine_time),
-            mtime: changes.mtime.map(engine_time),
-            crtime: changes.crtime.map(engine_time),
-            ctime: changes.ctime.map(engine_time),
-            project: changes.project,
-            project_inherit: changes.project_inherit,
-            no_atime: changes.no_atime,
-            no_dump: changes.no_dump,
-            immutable: changes.immutable,
-            append_only: changes.append_only,
-            synchronous: changes.synchronous,
-            no_defrag: changes.no_defrag,
-            extent_size: changes.extent_size,
-            cow_extent_size: changes.cow_extent_size,
-            preallocated: changes.preallocated,
-            no_symlinks: changes.no_symlinks,
-            file_stream: changes.file_stream,
-            realtime_inherit: changes.realtime_inherit,
-            direct_access: changes.direct_access,
-        };
-        let changed = setattr::change(self.volume.engine(), &self.handle, &change, self.volume.now());
+        let changed = setattr::change(self.volume.engine(), &self.handle, changes, self.volume.now());
         self.told_of_close(changed.map_err(Error::from))
     }
 
-    /// What a change came to. A file without a name ends with a close of the volume, and nobody finds it then: who would change
-    /// it is told of the close.
+    /// The result of a change. Closing the volume frees files without a name. A change of such a file reports that the
+    /// volume was closed.
     pub(crate) fn told_of_close<T>(&self, done: Result<T>) -> Result<T> {
         match done {
             Err(error) if error.kind() == ErrorKind::Stale => {
@@ -305,15 +196,10 @@ impl Node {
 
     /// Sets an extended attribute, by its Linux name.
     ///
-    /// Capabilities (`security.capability`) are of a program as it is then: what others are in the middle of writing to it
-    /// comes to its end first, and what they write later takes the capabilities off. Overwrites of it that lie in a
-    /// [`Queue`](crate::Queue), and that nobody takes out, keep it from getting any: [`ErrorKind::Busy`].
+    /// Capabilities (`security.capability`) belong to the present content: writes in progress end first, and later
+    /// writes remove the capabilities. Overwrites that stay in a [`Queue`](crate::Queue) prevent the change:
+    /// [`ErrorKind::Busy`].
     pub fn set_xattr(&self, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
-        let how = match how {
-            SetXattr::Either => xfs::attr::edit::Put::Either,
-            SetXattr::Create => xfs::attr::edit::Put::Create,
-            SetXattr::Replace => xfs::attr::edit::Put::Replace,
-        };
         let change = || self.change_xattr(name, namespace::XattrChange::Set(value, how));
         self.told_of_close(self.volume.with_room(change))
     }
@@ -359,7 +245,7 @@ impl Node {
     }
 }
 
-/// Says which name it was about.
+/// Adds the name to the error.
 fn named(error: xfs::Error, name: &[u8]) -> Error {
     match error {
         xfs::Error::Name(_) => Error::from(error).on_path(name),

@@ -47,14 +47,14 @@ pub struct CheckReport {
     pub findings: Vec<Finding>,
     /// How many findings there are, kept or not.
     pub total: u64,
-    /// Whether the check gave up, as there was no end of findings.
+    /// Whether the check gave up because there were too many findings.
     pub stopped: bool,
     /// Whether the log is clean. If not, and [`recovery`](Self::recovery) is `None`, what is in it was left out.
     pub log_clean: bool,
-    /// What was replayed in memory of a dirty log: the volume was checked as its recovery will make it. Work that is
-    /// unfinished was not carried out, and hides who owns some blocks.
+    /// What was replayed from a dirty log in memory: the volume was checked as it will be after recovery. Unfinished
+    /// intents were not carried out, and hide the owners of some blocks.
     pub recovery: Option<Recovery>,
-    /// Whether the owner of every block could be asked. If not, blocks without an owner are not reported.
+    /// Whether the owners of all blocks are known. If not, blocks without an owner are not reported.
     pub owners_known: bool,
     /// Whether every directory could be read. If not, link counts are not judged.
     pub names_known: bool,
@@ -79,13 +79,13 @@ impl CheckReport {
     }
 }
 
-/// Checks the volume in an image file or on a block device: walks all metadata and compares what they say of each
-/// other. The volume is not written, and should not be in use.
+/// Checks the volume in an image file or on a block device: walks all metadata and cross-checks them. The volume
+/// is not written, and should not be in use.
 ///
 /// A dirty log is replayed in memory first, unless `options` say [`norecovery`](OpenOptions::norecovery).
 ///
-/// An error says that it cannot be checked: no volume, one that is not supported, or one whose dirty log cannot be
-/// replayed. Damage is no error: it is in the report.
+/// An error means that it cannot be checked: it is no volume or not supported, or its dirty log cannot be
+/// replayed. Damage is not an error: it is in the report.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), uxfs::Error> {
@@ -110,7 +110,7 @@ pub fn check(image: impl AsRef<Path>, options: &OpenOptions) -> Result<CheckRepo
 /// Checks the volume on any device, of which `options` may choose a part; see [`check()`].
 pub fn check_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<CheckReport> {
     let device = volume::part(device, options)?;
-    let how = CheckOptions { norecovery: options.norecovery, ..CheckOptions::default() };
+    let how = CheckOptions { norecovery: options.engine.norecovery, ..CheckOptions::default() };
     let report =
         engine::check(Arc::clone(&device), &how).map_err(|error| volume::explain(error, &*device))?;
     Ok(CheckReport {

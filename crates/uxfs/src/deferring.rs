@@ -1,7 +1,7 @@
-//! A volume of which nothing is made durable before it is closed: its device, and who keeps other writers out meanwhile.
+//! The device of a volume that becomes durable only when it is closed, and the claim that keeps other writers out.
 //!
-//! Invariant: the device is claimed until nothing is under way to it any more, also when the volume is closed by then, or
-//! dropped.
+//! Invariant: the device is claimed until no request to it is in progress, even if the volume was closed or dropped
+//! before.
 
 use crate::error::{Error, Result};
 use blockdev::{BlockDevice, Claim, Deferred};
@@ -16,7 +16,7 @@ pub(crate) struct Deferring {
 }
 
 impl Deferring {
-    /// Defers what `device` is asked for, and claims it for a writer.
+    /// Defers the writes to `device`, and claims it for a writer.
     pub(crate) fn new(device: Arc<dyn BlockDevice>, writable: bool) -> Result<Self> {
         let claim = writable.then(|| Claim::new(&*device).map(Arc::new)).transpose()?;
         Ok(Self { device: Arc::new(Deferred::new(device)), claim: Mutex::new(claim) })
@@ -30,7 +30,7 @@ impl Deferring {
         self.lock().clone()
     }
 
-    /// What failed of the device, if anything did.
+    /// The device's first failure, if there was one.
     pub(crate) fn failure(&self) -> Option<Error> {
         Some(xfs::Error::from(self.device.failure()?).into())
     }

@@ -1,14 +1,15 @@
 //! Directories: their entries in order, with a place to go on from, and one entry by its name.
 //!
 //! Invariant: an iteration holds [`BATCH`] entries at most, however large the directory, and ends on any input:
-//! the place to go on from must rise from batch to batch.
+//! the position must rise from batch to batch.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::metadata::FileType;
 use crate::node::Node;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use xfs::dir::FileType;
 use xfs::volume::ForkKind;
+use xfs_format::types::InodeNumber;
 
 /// Entries that are read at once.
 const BATCH: usize = 256;
@@ -28,7 +29,7 @@ pub struct DirEntry {
     pub ino: u64,
     /// The type of what it names.
     pub file_type: FileType,
-    /// Where to go on behind this entry: see [`Dir::entries_from`].
+    /// Where to continue after this entry: see [`Dir::entries_from`].
     pub next: u64,
 }
 
@@ -54,25 +55,25 @@ impl Dir {
         self.entries_from(0)
     }
 
-    /// Its entries from a place on that was given with an entry ([`DirEntry::next`]); 0 is the start.
+    /// Its entries from a position on, as given in [`DirEntry::next`]; 0 is the start.
     pub fn entries_from(&self, place: u64) -> Entries {
-        Entries { dir: self.clone(), place, batch: VecDeque::new(), done: false }
+        Entries { dir: self.clone(), place, batch: VecDeque::new(), done: false, with_inodes: false }
     }
 
-    /// Whether many of its names have one hash, which happens to nobody who does not mean it. It takes long then to find
-    /// one of them, but for those that [`first_of_index`](Self::first_of_index) gives.
-    pub fn is_crowded(&self) -> Result<bool> {
-        let (_shared, inode) = self.node.handle.share()?;
+    /// Whether many of its names have the same hash. That does not happen by accident. Finding such a name takes long,
+    /// except for those that [`first_of_index`](Self::first_of_index) gives.
+    pub fn has_collisions(&self) -> Result<bool> {
+        let (_shared, inode) = self.node.handle.ilock_shared()?;
         match self.node.volume.engine().fork(&inode, ForkKind::Data) {
-            Some(fork) => Ok(xfs::dir::is_crowded(&*fork)?),
+            Some(fork) => Ok(xfs::dir::has_collisions(&*fork)?),
             None => Ok(false),
         }
     }
 
-    /// `most` entries, without `.` and `..`, in the order of its index by hash, behind the first `skip`: the order in which
-    /// all are removed fastest. None if it is so small that it has no such index.
+    /// `most` entries, without `.` and `..`, in the order of its hash index, after the first `skip`: the fastest order
+    /// for removing all. Empty if the directory is too small for an index.
     pub fn first_of_index(&self, skip: usize, most: usize) -> Result<Vec<DirEntry>> {
-        let (_shared, inode) = self.node.handle.share()?;
+        let (_shared, inode) = self.node.handle.ilock_shared()?;
         let Some(fork) = self.node.volume.engine().fork(&inode, ForkKind::Data) else {
             return Ok(Vec::new());
         };
@@ -93,9 +94,9 @@ impl Dir {
         self.node.child(name)
     }
 
-    /// The next entries from `place` on, the dots too.
+    /// The next entries from `place` on, with `.` and `..`.
     fn read(&self, place: u64, into: &mut VecDeque<DirEntry>) -> Result<()> {
-        let (_shared, inode) = self.node.handle.share()?;
+        let (_shared, inode) = self.node.handle.ilock_shared()?;
         let Some(fork) = self.node.volume.engine().fork(&inode, ForkKind::Data) else {
             return Ok(());
         };
@@ -108,12 +109,7 @@ impl Dir {
 }
 
 fn of_engine(entry: &xfs::dir::DirEntry<'_>) -> DirEntry {
-    DirEntry {
-        name: entry.name.to_vec(),
-        ino: entry.inode.0,
-        file_type: entry.file_type.into(),
-        next: entry.next,
-    }
+    DirEntry { name: entry.name.to_vec(), ino: entry.inode.0, file_type: entry.file_type, next: entry.next }
 }
 
 /// The entries of a directory; see [`Dir::entries`]. After an error it ends.
@@ -123,10 +119,20 @@ pub struct Entries {
     place: u64,
     batch: VecDeque<DirEntry>,
     done: bool,
+    with_inodes: bool,
 }
 
 impl Entries {
-    /// Where to go on behind the entry that was given last.
+    /// Reads the inodes of the entries ahead, many at once. For callers that look at each of them, by
+    /// [`Volume::metadata_of`](crate::Volume::metadata_of) or [`Volume::node`](crate::Volume::node). Nothing else changes:
+    /// an inode that cannot be read is an error of the call that looks at it.
+    #[must_use]
+    pub fn with_inodes(mut self) -> Self {
+        self.with_inodes = true;
+        self
+    }
+
+    /// Where to continue after the last entry that was given.
     pub fn place(&self) -> u64 {
         self.place
     }
@@ -143,6 +149,11 @@ impl Entries {
                 ErrorKind::Damaged,
                 format!("inode {ino}: damaged: directory: bad entry order"),
             ));
+        }
+        if self.with_inodes {
+            let named = self.batch.iter().filter(|entry| !entry.is_dot());
+            let inodes = named.map(|entry| InodeNumber(entry.ino)).collect();
+            self.dir.node.volume.engine().read_inodes_ahead(inodes);
         }
         Ok(())
     }

@@ -1,36 +1,22 @@
-//! The one place where this crate turns the XFS engine's inodes and errors into its own terms.
+//! Converts the engine's inodes and errors to the types of this crate. Nothing else does.
 
 use crate::error::{Error, ErrorKind, device_kind, engine_kind};
 use crate::info::{FeatureSupport, Quota, VolumeInfo};
 use crate::metadata;
-use crate::metadata::{DeviceNumber, FileType, Metadata, Timestamp};
+use crate::metadata::{DeviceNumber, Metadata};
 use fileio::{Failure, FileError, Refusal};
 use xfs::inode::{ForkKind, Inode};
 use xfs::volume::{InodeEntry, Volume};
 use xfs_format::feature_table;
-use xfs_format::inode::InodeType;
 
-/// The type of an inode.
-pub(crate) fn file_type(kind: InodeType) -> FileType {
-    match kind {
-        InodeType::Fifo => FileType::Fifo,
-        InodeType::CharDevice => FileType::CharDevice,
-        InodeType::Directory => FileType::Directory,
-        InodeType::BlockDevice => FileType::BlockDevice,
-        InodeType::Regular => FileType::Regular,
-        InodeType::Symlink => FileType::Symlink,
-        InodeType::Socket => FileType::Socket,
-    }
-}
-
-/// What an inode says of itself.
+/// The metadata of an inode.
 pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
     let core = inode.core();
     let block_size = volume.geometry().block_size;
     Metadata {
         ino: inode.ino().0,
         generation: inode.generation(),
-        file_type: file_type(inode.kind()),
+        file_type: inode.kind().into(),
         mode: core.mode,
         uid: inode.uid(),
         gid: inode.gid(),
@@ -38,10 +24,10 @@ pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
         size: inode.size(),
         blocks: inode.blocks().saturating_mul(u64::from(block_size) / 512),
         block_size,
-        atime: timestamp(inode.atime()),
-        mtime: timestamp(inode.mtime()),
-        ctime: timestamp(inode.ctime()),
-        btime: inode.crtime().map(timestamp),
+        atime: inode.atime(),
+        mtime: inode.mtime(),
+        ctime: inode.ctime(),
+        btime: inode.crtime(),
         rdev: inode.device().map(|(major, minor)| DeviceNumber { major, minor }),
         project_id: inode.project_id(),
         extent_size: u64::from(core.extsize) * u64::from(block_size),
@@ -51,20 +37,16 @@ pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
     }
 }
 
-/// The same with what is in memory alone, of the file that `seen` is a version of.
+/// The same, including what is only in memory, for the file that `seen` is a version of.
 pub(crate) fn metadata_in_memory(volume: &Volume, entry: &InodeEntry, seen: &Inode) -> Metadata {
     let mut metadata = metadata(volume, seen);
     if let Some((mtime, ctime)) = entry.pending_times(seen) {
-        (metadata.mtime, metadata.ctime) = (timestamp(mtime), timestamp(ctime));
+        (metadata.mtime, metadata.ctime) = (mtime, ctime);
     }
     let (size, blocks) = entry.size_and_blocks(seen);
     metadata.size = size;
     metadata.blocks = blocks.saturating_mul(u64::from(metadata.block_size) / 512);
     metadata
-}
-
-pub(crate) fn timestamp(time: xfs_format::timestamp::Timestamp) -> Timestamp {
-    Timestamp { seconds: time.secs, nanoseconds: time.nanos }
 }
 
 /// Shape, features and free space. `root_attributes`: names of the root directory's.

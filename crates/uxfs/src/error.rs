@@ -9,35 +9,36 @@ use xfs::alter::Refusal;
 use xfs::log::ShutdownReason;
 use xfs::namespace::NameProblem;
 
-/// What the library's calls give.
+/// The result of the library's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Nothing has this path, this inode number, or this attribute name.
+    /// There is no such path, inode number or attribute name.
     NotFound,
-    /// The file that a [`Node`](crate::Node) was found as is gone: it was removed since, and another may have its inode
-    /// number. Nothing was changed. Look it up again.
+    /// The file of this [`Node`](crate::Node) was removed, and another file may have its inode number. Nothing was
+    /// changed. Look it up again.
     Stale,
     /// Something on the path, or the thing itself, is not a directory.
     NotADirectory,
-    /// It is a directory, and something else is wanted.
+    /// It is a directory, but something else is needed.
     IsADirectory,
-    /// It is of another type than is wanted (neither of the two above).
+    /// It is of the wrong type (neither of the two above).
     WrongType,
     /// More than [`MAX_SYMLINKS`](crate::MAX_SYMLINKS) symbolic links on the way.
     TooManySymlinks,
     /// A name is longer than [`MAX_NAME`](crate::MAX_NAME) bytes.
     NameTooLong,
-    /// A path or a name that cannot be: a NUL byte, an empty name.
+    /// The path or name is impossible: it has a NUL byte, or is empty.
     InvalidPath,
     /// The device does not hold an XFS volume.
     NotXfs,
     /// The volume has a feature that this version does not handle.
     Unsupported,
-    /// The device's sectors are larger than the volume's, or than the volume's start is a multiple of.
+    /// The device's sectors are larger than the volume's, or the volume's start is not a multiple of
+    /// them.
     SectorSize,
     /// The image is shorter than the volume in it.
     Truncated,
@@ -45,14 +46,14 @@ pub enum ErrorKind {
     Damaged,
     /// The log holds changes that were not replayed, or cannot be.
     DirtyLog,
-    /// Another process or the kernel has the image open for writing, locked, attached or mounted; or it reads what is to be
-    /// written.
+    /// Another process or the kernel has the image open for writing, locked, attached or mounted; or another process
+    /// reads it while it is to be written.
     Locked,
     /// The volume is open for reading only.
     ReadOnly,
     /// The bytes have no block of their own yet, so that they cannot be overwritten in place.
     NotAllocated,
-    /// Blocks that would be changed or freed are shared with other files, and the file does not say so.
+    /// The blocks to change or free are shared, but the file's flag does not say so.
     Shared,
     /// There is no such attribute.
     NoAttribute,
@@ -60,9 +61,9 @@ pub enum ErrorKind {
     AlreadyExists,
     /// The directory has entries.
     NotEmpty,
-    /// It has as many names as it can have.
+    /// It already has the maximum number of names.
     TooManyLinks,
-    /// A directory would go below itself.
+    /// A directory would be moved into itself.
     IntoItself,
     /// It belongs to another project's tree.
     OtherProject,
@@ -78,9 +79,9 @@ pub enum ErrorKind {
     LogTooSmall,
     /// The volume was shut down after an error, or closed.
     ShutDown,
-    /// Requests are still under way that would have to be over first.
+    /// Requests that must end first are still in progress.
     Busy,
-    /// The volume was shut down as damage was met in the middle of a change.
+    /// The volume was shut down because damage was found in the middle of a change.
     ShutDownByDamage,
     /// An argument is out of range.
     InvalidInput,
@@ -88,7 +89,7 @@ pub enum ErrorKind {
     Io,
 }
 
-/// Why a call failed, with the words for it.
+/// Why a call failed, with a message.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -107,12 +108,12 @@ impl Error {
         Self { kind, path: Some(path.to_vec()), message: what.to_string() }
     }
 
-    /// The same error, said of a path inside the volume.
+    /// The same error, for a path inside the volume.
     pub(crate) fn on_path(self, path: &[u8]) -> Self {
         Self::at_path(self.kind, path, self)
     }
 
-    /// The path inside the volume that it is about, as the caller gave it, if it is about one.
+    /// The path inside the volume that it is about, if any, as the caller gave it.
     pub fn path(&self) -> Option<&[u8]> {
         self.path.as_deref()
     }
@@ -122,7 +123,7 @@ impl Error {
         &self.message
     }
 
-    /// The same error of another path: for a caller who chose that of which it is said, and whom nobody asked for it.
+    /// The same error for another path: for a caller that chose the failing path itself.
     #[must_use]
     pub fn of_path(self, path: &[u8]) -> Self {
         Self { path: Some(path.to_vec()), ..self }
@@ -182,7 +183,7 @@ pub(crate) fn engine_kind(error: &xfs::Error) -> ErrorKind {
         xfs::Error::TooManyExtents { .. } => ErrorKind::TooManyExtents,
         xfs::Error::LogTooSmall { .. } => ErrorKind::LogTooSmall,
         xfs::Error::Shutdown(ShutdownReason::Corruption) => ErrorKind::ShutDownByDamage,
-        xfs::Error::ShutDown | xfs::Error::Shutdown(_) => ErrorKind::ShutDown,
+        xfs::Error::Shutdown(_) => ErrorKind::ShutDown,
         xfs::Error::Name(problem) => name_kind(*problem),
         _ => ErrorKind::Io,
     }
@@ -207,7 +208,7 @@ fn name_kind(problem: NameProblem) -> ErrorKind {
         NameProblem::NotDirectory => ErrorKind::NotADirectory,
         NameProblem::IsDirectory => ErrorKind::IsADirectory,
         NameProblem::TooLong | NameProblem::TargetTooLong => ErrorKind::NameTooLong,
-        NameProblem::TooManyLinks | NameProblem::Crowded => ErrorKind::TooManyLinks,
+        NameProblem::TooManyLinks | NameProblem::TooManyCollisions => ErrorKind::TooManyLinks,
         NameProblem::IntoItself => ErrorKind::IntoItself,
         NameProblem::OtherProject => ErrorKind::OtherProject,
         _ => ErrorKind::InvalidPath,
@@ -242,7 +243,7 @@ pub(crate) fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
     }
 }
 
-/// So that a [`File`](crate::File) fits where `std::io` is spoken.
+/// For code that uses `std::io`.
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
         use std::io::ErrorKind as Host;
@@ -286,7 +287,7 @@ mod tests {
     use std::io::ErrorKind as Host;
     use xfs_format::types::InodeNumber;
 
-    /// They came as failures of the device.
+    /// They were reported as failures of the device.
     #[test]
     fn what_the_format_cannot_hold_has_its_own_name() {
         let inode = InodeNumber(131);

@@ -1,15 +1,15 @@
-//! Content that two files exchange.
+//! Exchanging the content of two files.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
-use crate::two_files::{self, HeldBoth, Part};
+use crate::two_files::{self, HeldBoth, LockedPart};
 use fileio::FILE_END_MAX;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs::file::{self, ExchangeBlocks};
 use xfs_format::types::FileBlock;
 
-/// How [`File::exchange_range`] goes about it.
+/// Options of [`File::exchange_range`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeOptions {
     only_written: bool,
@@ -22,45 +22,45 @@ impl ExchangeOptions {
         Self::default()
     }
 
-    /// Leaves holes of the first file, and what it has set aside and never written, as they are in both files.
+    /// Skips holes and unwritten space of the first file: these ranges stay unchanged in both files.
     #[must_use]
     pub fn only_written(self, only_written: bool) -> Self {
         Self { only_written, ..self }
     }
 
-    /// Finds out what would be refused, and changes nothing.
+    /// Checks everything, and changes nothing.
     #[must_use]
     pub fn dry_run(self, dry_run: bool) -> Self {
         Self { dry_run, ..self }
     }
 }
 
-/// What is to be exchanged, by the sizes that the files have.
+/// What to exchange, given the sizes of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Plan {
     blocks: u64,
-    /// Whether all up to the ends of both files is exchanged, so that data come to lie behind them.
+    /// Whether everything up to the ends of both files is exchanged, so that data may end up past
+    /// them.
     to_end: bool,
-    /// What the files have then.
+    /// The new sizes.
     sizes: Option<[u64; 2]>,
-    /// Where both files end, or where they have to end at the earliest.
+    /// Where the files end afterwards, or where they must end at least.
     ends: [u64; 2],
     held: [Range<u64>; 2],
 }
 
 impl Plan {
-    /// Whether it is right for files of these sizes.
+    /// Whether the plan still fits files of these sizes.
     fn is_for(&self, sizes: [u64; 2]) -> bool {
         if self.to_end { sizes == self.ends } else { (0..2).all(|nth| sizes[nth] >= self.ends[nth]) }
     }
 }
 
 impl File {
-    /// Exchanges `len` bytes from byte `at` on with those of `other` from its byte `other_at` on: the content changes
-    /// hands, and nothing is copied. All of it is exchanged or nothing, also behind a crash; it is durable when this returns.
-    /// With `None` for `len`, all up to the ends of both files is exchanged, as long as the longer of the two, and so are
-    /// their sizes, wherever the ranges begin: what lies behind a file's new end is gone. `other` may be this file if the
-    /// ranges have nothing in common.
+    /// Exchanges `len` bytes from byte `at` on with those of `other` from its byte `other_at` on: nothing is copied.
+    /// All of it is exchanged or nothing, even after a crash. It is durable when this returns. With `None` for `len`,
+    /// everything up to the end of the longer file is exchanged, and so are the sizes: what lies past a file's new end
+    /// is lost. `other` may be this file if the ranges do not overlap.
     ///
     /// Offsets are whole blocks, and so is `len`, unless both files end there; a range with a length ends within both files.
     /// Where the volume does not have the feature: [`ErrorKind::Unsupported`].
@@ -92,7 +92,7 @@ impl File {
             file.check_unprotected()?;
             file.check_writable()?;
         }
-        // Up to the exchange itself all can be begun again, and nothing behind it.
+        // Everything before the exchange itself can be repeated, but nothing after it.
         let exchange = || self.exchange_held((at, other, other_at, len), options);
         let Some((plan, _held)) = self.with_room(exchange)? else { return Ok(()) };
         if plan.to_end {
@@ -103,7 +103,7 @@ impl File {
         self.moved()
     }
 
-    /// Exchanges what is to be, and still holds both ranges; `None` if nothing is.
+    /// Makes the exchange, and still holds both ranges. `None`: there is nothing to exchange.
     fn exchange_held<'a>(
         &'a self,
         (at, other, other_at, len): (u64, &'a Self, u64, Option<u64>),
@@ -135,7 +135,8 @@ impl File {
         Ok(Some((plan, held)))
     }
 
-    /// Holds both ranges, and says what is to be exchanged as long as they are held; `None` if nothing is.
+    /// Holds both ranges, and plans the exchange, which is valid as long as they are held. `None`: there
+    /// is nothing to exchange.
     fn hold_to_exchange<'a>(
         &'a self,
         at: u64,
@@ -150,11 +151,11 @@ impl File {
             }
             let [mine, others] = plan.held.clone();
             let held = two_files::hold(
-                Part { file: self, bytes: mine, changes: true },
-                Part { file: other, bytes: others, changes: true },
+                LockedPart { file: self, bytes: mine, changes: true },
+                LockedPart { file: other, bytes: others, changes: true },
             )?;
-            // By the sizes of now, which stay as far as they matter: a file may have been cut and have grown again in
-            // memory to the size that it had, with an end that nobody holds.
+            // By the present sizes, which cannot change in a way that matters: a file may have been truncated and
+            // have grown again in memory to its old size, with an end that is not held.
             if self.plan_exchange(at, other, other_at, len)? == plan
                 && plan.is_for([self, other].map(|file| held.size(file)))
             {
@@ -166,18 +167,18 @@ impl File {
     fn plan_exchange(&self, at: u64, other: &Self, other_at: u64, len: Option<u64>) -> Result<Plan> {
         let (block, sizes) = (self.block(), [self.size_to_change()?, other.size_to_change()?]);
         if at > sizes[0] || other_at > sizes[1] {
-            return Err(invalid("a range begins behind the end of its file"));
+            return Err(invalid("a range begins past the end of its file"));
         }
         let to_end = len.is_none();
         let len = len.unwrap_or_else(|| (sizes[0] - at).max(sizes[1] - other_at));
         let end = |start: u64| start.checked_add(len).filter(|&end| end <= FILE_END_MAX & !(block - 1));
         let (Some(mine), Some(others)) = (end(at), end(other_at)) else {
-            return Err(invalid("the range ends behind what a file can have"));
+            return Err(invalid("the range ends past the largest file offset"));
         };
         if !to_end && (mine > sizes[0] || others > sizes[1]) {
-            return Err(invalid("a range reaches behind the end of its file"));
+            return Err(invalid("a range reaches past the end of its file"));
         }
-        // A part of a block must not come into the midst of a file.
+        // A part of a block must not end up in the middle of a file.
         let ends_both = mine >= sizes[0] && others >= sizes[1];
         if (at | other_at) & (block - 1) != 0 || len & (block - 1) != 0 && !ends_both {
             return Err(invalid(format!("ranges that are exchanged are whole blocks of {block} bytes")));
@@ -188,7 +189,7 @@ impl File {
             return Err(invalid("a file cannot exchange a range with a part of itself that overlaps it"));
         }
         let held = match to_end {
-            // A file that gets a smaller size loses what lies behind it, be that before its range.
+            // A file that becomes smaller loses what lies past its new end, even before its range.
             true => {
                 let end = sizes[0].min(sizes[1]) & !(block - 1);
                 [at.min(end)..u64::MAX, other_at.min(end)..u64::MAX]

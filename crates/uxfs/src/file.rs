@@ -17,25 +17,25 @@ use xfs::iomap::{self, FileMap};
 use xfs::namespace::Protection;
 use xfs::volume::InodeEntry;
 
-/// An open regular file. Any number of threads may use one `File` at once, or each its own: all that one
-/// [`Volume`](crate::Volume) gives of a file share its lock. Requests that don't overlap never wait for each other.
+/// An open regular file. Any number of threads may share a `File`, or have one each: all handles of a file from one
+/// [`Volume`](crate::Volume) share its range lock. Requests that don't overlap never wait for each other.
 #[derive(Clone)]
 pub struct File {
-    // In this order: the volume goes last, and with it the claim to its device.
+    // Dropped in this order: the volume comes last, with the claim to its device.
     _open: Arc<Opened>,
     pub(crate) data: Arc<Data>,
     pub(crate) node: Node,
-    /// As it was when the file was opened, as the kernel has it.
+    /// As it was when the file was opened, like in the kernel.
     protection: Option<Protection>,
     /// Whether this handle reads and writes through the page cache.
     is_buffered: bool,
-    /// When what this handle changes is durable.
+    /// When changes through this handle become durable.
     pub(crate) syncing: Syncing,
-    /// Up to where the handle was told what could not be written back.
+    /// The write-back failures up to here were reported to this handle.
     pub(crate) told: Arc<SyncCursor>,
 }
 
-/// What all copies of a handle have in common: when the last of them goes, the handle is closed. The file may stay open, for
+/// Shared by all copies of a handle: when the last copy is dropped, the handle is closed. The file may stay open for
 /// other handles, or for its pages.
 struct Opened(Arc<Data>);
 
@@ -58,7 +58,7 @@ pub struct Extent {
     pub logical: u64,
     /// First byte on the device, counted from the start of the volume.
     pub physical: u64,
-    /// Length in bytes; the last extent may reach behind the end of the file.
+    /// Length in bytes; the last extent may reach past the end of the file.
     pub length: u64,
     /// The space is allocated but was never written: it reads as zeroes.
     pub unwritten: bool,
@@ -71,7 +71,7 @@ impl File {
         Self::open(node, |node| Ok(iomap::open_file(node.volume.engine(), &node.handle)?))
     }
 
-    /// A file that is open already, by a map of its own.
+    /// A file that is already open, with its map.
     pub(crate) fn with_map(node: Node, map: FileMap) -> Result<Self> {
         Self::open(node, |_| Ok(map))
     }
@@ -83,7 +83,7 @@ impl File {
             Ok(BufferedFile::new(file, volume.pages()))
         };
         let data = volume.open_files().get_or_open(node.ino(), open)?;
-        // What is open under this number may be the file that has it now.
+        // The open file of this number may be a newer one.
         if !data.map().is_of(&node.handle) {
             return Err(xfs::Error::Stale(node.handle.ino()).into());
         }
@@ -94,20 +94,20 @@ impl File {
     }
 
     /// The same file through the page cache: [`write_at`](Self::write_at) and [`append`](Self::append) return when the bytes
-    /// are in memory, from where threads of the volume write them back, in large requests; [`sync`](Self::sync) does so at
-    /// once. [`read_at`](Self::read_at) keeps in memory what it reads. That there is too little space comes at the write.
-    /// What a crash leaves of what was not synced, in each block, is as it was before or after a write, and a file never
-    /// ends behind what was written of it.
+    /// are in memory, and threads of the volume write them back later, in large requests. [`sync`](Self::sync) does so
+    /// at once. [`read_at`](Self::read_at) keeps what it reads in memory. A lack of space is reported by the write.
+    /// After a crash, each block that was not synced is as before or after some write, and a file never ends past what
+    /// was written to the device.
     ///
-    /// Handles with and without it may be used on one file at once: each sees what the others wrote. While there is a
-    /// [`queue`](Self::queue) of the file, nothing of it is kept in memory, and all go to the device.
+    /// Handles with and without it may be used on one file at once: each sees what the others wrote. While the file
+    /// has a [`queue`](Self::queue), nothing of it is cached, and all requests go to the device.
     #[must_use]
     pub fn buffered(&self) -> Self {
         let volume = &self.node.volume;
         volume.start_writers();
         volume.open_files().keep(self.node.ino(), &self.data);
-        // Behind that: who takes the last name lets go of what is kept then.
-        if self.entry().peek().nlink() == 0 {
+        // After the open: removing the last name drops the pages.
+        if self.entry().snapshot().nlink() == 0 {
             volume.let_go(Some(self.node.handle.ino()));
         }
         Self { is_buffered: true, ..self.again() }
@@ -119,7 +119,7 @@ impl File {
         Self { is_buffered: false, ..self.again() }
     }
 
-    /// Another handle, which is told of what fails from now on.
+    /// A new handle, which gets the failures from now on.
     pub(crate) fn again(&self) -> Self {
         Self { told: Arc::new(self.data.sync_cursor()), ..self.clone() }
     }
@@ -129,7 +129,7 @@ impl File {
         self.is_buffered
     }
 
-    /// The inode's place in memory. As long as the file is open, that is of no other file.
+    /// The inode in memory. While the file is open, it belongs to no other file.
     pub(crate) fn entry(&self) -> &Arc<InodeEntry> {
         self.node.handle.entry()
     }
@@ -139,9 +139,9 @@ impl File {
         &self.node
     }
 
-    /// What the volume says of it.
+    /// Its metadata.
     pub fn metadata(&self) -> Metadata {
-        // While the end moves, one who asks twice must not see it go back.
+        // While the end moves, two calls in a row must not see it move back.
         Metadata { size: self.size(), ..self.node.metadata_of(&self.entry().current()) }
     }
 
@@ -151,7 +151,7 @@ impl File {
     }
 
     /// Reads from byte `offset` on until `buf` is full or the file ends; gives the number of bytes. Any offset
-    /// and length will do; whole sectors into an [`AlignedBuf`](crate::AlignedBuf) spare a copy.
+    /// and length will do; whole sectors into an [`AlignedBuf`](crate::AlignedBuf) save a copy.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         match self.is_buffered {
             true => Ok(self.data.read_at(offset, buf)?),
@@ -159,16 +159,16 @@ impl File {
         }
     }
 
-    /// Brings bytes into memory that will be read soon, from the device if need be: whoever reads them then, through the page
-    /// cache or past it, need not wait for it, as long as somebody has the file open. A hint, of ranges of up to 4 MiB: it does
-    /// nothing for more, nor where somebody else is at work on these bytes.
+    /// Starts to read bytes that will be needed soon into memory. Later reads, buffered or direct, need not wait for
+    /// the device, as long as the file is open somewhere. A hint, for ranges of up to 4 MiB: it does nothing for longer
+    /// ones, or while another request holds these bytes.
     pub fn will_need(&self, range: Range<u64>) -> Result<()> {
         Ok(self.data.will_need(range)?)
     }
 
-    /// Writes `buf` over what is at byte `offset`. All of the range must lie inside the file, on blocks that were written
-    /// before; otherwise nothing is written and the error says which. What other files share is written elsewhere. It goes past
-    /// the page cache, whatever the handle.
+    /// Overwrites the file with `buf` at byte `offset`. The whole range must lie inside the file, on blocks that were
+    /// written before. Otherwise nothing is written, and the error names the offset. Shared blocks are copied on write.
+    /// It is a direct write on any handle.
     pub fn overwrite_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
         self.check_unprotected()?;
@@ -179,8 +179,8 @@ impl File {
         self.written(range_of(buf, offset))
     }
 
-    /// Writes `buf` at byte `offset`, wherever that is: over what is there, into a hole, behind the end of the file,
-    /// which then grows. Space is allocated as needed.
+    /// Writes `buf` at byte `offset`: over old data, into a hole, or past the end of the file, which then grows.
+    /// Space is allocated as needed.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
         self.check_may_write(offset)?;
@@ -194,8 +194,8 @@ impl File {
         self.written(range_of(buf, offset))
     }
 
-    /// Writes `buf` behind the end of the file, wherever that is by then; gives the byte where it begins. Threads that do so
-    /// at once each find a place of their own.
+    /// Appends `buf` to the file, and gives the byte where it begins. Threads that append at the same time each get a
+    /// range of their own.
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
         self.check_writable()?;
         self.check_may_write(u64::MAX)?;
@@ -206,10 +206,9 @@ impl File {
         self.written(range_of(buf, at)).map(|()| at)
     }
 
-    /// Writes `buf` at byte `offset`, behind what there is of the file, in one step with the space that it takes; times
-    /// stay as they are. Whoever else wants space nearby waits meanwhile: this is for filling a volume by oneself.
-    /// Where `offset` is no whole block behind the end of the file, it is [`write_at`](Self::write_at). It goes past the page
-    /// cache, whatever the handle.
+    /// Writes `buf` at byte `offset`, past the end of the file, and allocates its space in the same step. Times stay
+    /// unchanged. Others that need space nearby wait meanwhile: this is for filling a volume alone. If `offset` is not
+    /// a whole block past the end of the file, it is [`write_at`](Self::write_at). It is a direct write on any handle.
     pub fn append_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
         self.check_may_write(offset)?;
@@ -217,7 +216,7 @@ impl File {
         self.written(range_of(buf, offset))
     }
 
-    /// Cuts the file off at `size`, or lets it end there, with a hole behind its old end.
+    /// Truncates the file to `size`, or extends it with a hole.
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.check_writable()?;
         self.check_unprotected()?;
@@ -233,7 +232,7 @@ impl File {
         self.node.volume.with_room(change)
     }
 
-    /// Sets space aside for `range`, which reads as zeroes where nothing was before. The file grows to its end, unless
+    /// Preallocates space for `range`. Holes in it read as zeroes as before. The file grows to its end, unless
     /// `keep_size`.
     pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         self.check_may_write(u64::MAX)?;
@@ -242,7 +241,7 @@ impl File {
         self.changed()
     }
 
-    /// Makes a hole of `range`: what it took is freed, and it reads as zeroes.
+    /// Punches a hole: the blocks of `range` are freed, and it reads as zeroes.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.checked(range)?;
@@ -250,7 +249,8 @@ impl File {
         self.changed()
     }
 
-    /// Makes `range` read as zeroes and keeps space set aside for it. The file grows to its end, unless `keep_size`.
+    /// Makes `range` read as zeroes, and keeps or allocates its space. The file grows to its end, unless
+    /// `keep_size`.
     pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         self.check_unprotected()?;
         let range = self.checked(range)?;
@@ -258,22 +258,22 @@ impl File {
         self.changed()
     }
 
-    /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front, one extent after
-    /// the other. A crash on the way leaves some moved and some not, with a hole between, as a kernel does.
+    /// Removes `range`, whole blocks before the end of the file: what follows moves down, one extent after the other. A
+    /// crash on the way leaves some extents moved and some not, with a hole in between, as with a kernel.
     pub fn collapse_range(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         self.data.collapse_range(self.whole_blocks(range)?)?;
         self.changed()
     }
 
-    /// Blocks have moved that others wait to write to. It is made durable before they may: a write in place is in no log, and
-    /// would be found where the blocks were before if that was not in one either when the power goes.
+    /// Others may wait to write to the moved blocks. The move is made durable first: writes in place are not logged,
+    /// and if a crash undid the move, they would end up at the old offset.
     pub(crate) fn moved(&self) -> Result<()> {
         Ok(self.node.volume.engine().sync()?)
     }
 
-    /// Puts a hole of whole blocks into the file: what lies at and behind its start moves back, one extent after the other. A
-    /// crash on the way leaves some moved and some not, with a hole between, as a kernel does.
+    /// Inserts a hole of whole blocks: what follows moves up, one extent after the other. A crash on the way leaves
+    /// some extents moved and some not, with a hole in between, as with a kernel.
     pub fn insert_range(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         self.data.insert_range(self.whole_blocks(range)?)?;
@@ -292,7 +292,7 @@ impl File {
         Error::new(ErrorKind::TooLarge, what)
     }
 
-    /// A range that may be changed: not empty, and within what a file can have.
+    /// A valid range for a change: not empty, and within the largest file.
     fn checked(&self, range: Range<u64>) -> Result<Range<u64>> {
         self.check_writable()?;
         if range.start >= range.end {
@@ -314,8 +314,8 @@ impl File {
         Ok(range)
     }
 
-    /// A queue that keeps up to `depth` reads and overwrites of this file in flight, for one thread. A handle whose changes
-    /// are durable when a call returns ([`syncing`](Self::syncing)) gives none.
+    /// A queue that keeps up to `depth` reads and overwrites of this file in flight, for one thread. A handle with
+    /// durable changes ([`syncing`](Self::syncing)) has no queues.
     pub fn queue(&self, depth: u32) -> Result<Queue> {
         if self.syncing != Syncing::Later {
             let what = "a queue makes nothing durable: take one of a handle that syncs later, and sync";
@@ -331,46 +331,46 @@ impl File {
         Ok(Queue { queue, _unbuffered: unbuffered, file: self.clone() })
     }
 
-    /// Where the next data are, at or behind `offset`; `None` if there are none before the end of the file.
-    /// Space that was allocated and never written counts as a hole. What is in memory alone is written back first.
+    /// The next data at or after `offset`; `None` if there are none before the end of the file. Unwritten space
+    /// counts as a hole. Dirty pages are written back first.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
         self.data.write_back(0..u64::MAX)?;
         self.seek(offset, true)
     }
 
-    /// Where the next hole is, at or behind `offset`; the end of the file is one. `None` behind that.
+    /// The next hole at or after `offset`; the end of the file counts as one. `None` past the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
         self.data.write_back(0..u64::MAX)?;
         self.seek(offset, false)
     }
 
-    /// Extents from the start of the file to its end and behind, in order, without the holes. What is in memory alone has
-    /// none yet: [`sync`](Self::sync) comes before.
+    /// The extents of the file, also past its end, in order, without holes. Dirty pages have none yet: call
+    /// [`sync`](Self::sync) before.
     pub fn extents(&self) -> Extents<'_> {
         Extents { file: self, at: 0 }
     }
 
-    /// What every change of content begins with. A program whose content changes loses its capabilities, as in a
+    /// The start of every change of content. A program loses its capabilities when its content changes, as in a
     /// kernel.
     pub(crate) fn check_writable(&self) -> Result<()> {
         self.node.volume.engine().check_writable()?;
         self.content_changes()
     }
 
-    /// The size that a change goes by. Of a file without a name it is 0 once a close has ended that: the look at the volume comes
-    /// behind it.
+    /// The size for a change. A file without a name that a close has freed has size 0, so the volume is checked after
+    /// it.
     pub(crate) fn size_to_change(&self) -> Result<u64> {
         let size = self.size();
         self.node.volume.engine().check_writable()?;
         Ok(size)
     }
 
-    /// Asked again once the bytes are held, if only there: whoever gives the file capabilities keeps writers out.
+    /// Checked again once the bytes are held: setting capabilities keeps writers out.
     pub(crate) fn content_changes(&self) -> Result<()> {
         Ok(self.data.map().content_changes()?)
     }
 
-    /// Keeps writers out of the file, once what they are in the middle of is over.
+    /// Keeps writers out of the file, after waiting for those in progress.
     pub(crate) fn keep_still(&self) -> Result<HeldFile<FileMap>> {
         let attempt = |patience| self.data.hold_off_writers(patience).ok_or(());
         let (held, written) = still::patiently(attempt).map_err(|()| {
@@ -392,7 +392,7 @@ impl File {
         }
     }
 
-    /// The same, but that a file that is append-only may grow.
+    /// The same, but an append-only file may grow.
     fn check_may_write(&self, offset: u64) -> Result<()> {
         match self.protection {
             None => Ok(()),
@@ -415,7 +415,7 @@ impl File {
         Ok((!want_data && offset < size).then_some(size))
     }
 
-    /// The run that was found to hold byte `at`, and its end, which lies behind `at`.
+    /// The bounds of a run that holds byte `at`; its end is greater than `at`.
     fn bounds(&self, at: u64, extent: MapExtent) -> Result<(MapExtent, u64)> {
         let end = extent.offset.saturating_add(extent.len);
         if extent.offset > at || end <= at {
@@ -444,7 +444,7 @@ pub struct Extents<'a> {
 
 impl Extents<'_> {
     fn step(&mut self) -> Result<Option<Extent>> {
-        // Blocks may be preallocated behind the end of the file, so that the map's own end counts.
+        // Blocks may be preallocated past the end of the file, so the map's end counts.
         while self.at < self.file.data.map().map_end() {
             let found = self.file.data.map().lookup_counted(self.at)?.extent;
             let (extent, end) = self.file.bounds(self.at, found)?;

@@ -1,7 +1,8 @@
-//! A volume whose small writes are gathered: its device, and who keeps other writers out meanwhile.
+//! The device of a volume whose small writes are gathered, and the claim that keeps other writers
+//! out.
 //!
-//! Invariant: the device is claimed until nothing is under way to it any more, also when the volume is closed by then, or
-//! dropped.
+//! Invariant: the device is claimed until no request to it is in progress, even if the volume was closed or dropped
+//! before.
 
 use crate::error::Result;
 use blockdev::{BlockDevice, Claim, WriteBehind};
@@ -15,7 +16,7 @@ pub(crate) struct Gathering {
 }
 
 impl Gathering {
-    /// Gathers what is written to `device`, and claims it for a writer.
+    /// Gathers the writes to `device`, and claims it for a writer.
     pub(crate) fn new(device: Arc<dyn BlockDevice>) -> Result<Self> {
         let claim = Arc::new(Claim::new(&*device)?);
         Ok(Self { device: Arc::new(WriteBehind::new(device)), claim })
@@ -29,7 +30,7 @@ impl Gathering {
         Arc::clone(&self.claim)
     }
 
-    /// Waits until nothing is under way, however it went.
+    /// Waits until no request is in progress, whether it fails or not.
     pub(crate) fn settle(&self) {
         self.device.settle();
     }
@@ -37,7 +38,7 @@ impl Gathering {
 
 impl Drop for Gathering {
     fn drop(&mut self) {
-        // Whoever has the device still would have it write behind the end of the claim.
+        // Anyone who still has the device could make it write after the claim has ended.
         self.settle();
     }
 }

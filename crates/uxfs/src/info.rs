@@ -1,27 +1,27 @@
-//! What a volume says of itself: shape, features, free space.
+//! Information about a volume: geometry, features, free space.
 
 use xfs_format::feature_table::{self, Present, Support};
 use xfs_format::features::QuotaFlags;
 use xfs_format::kernels;
 
-/// A feature, and what this version does with volumes that have it.
+/// A feature, and how this version supports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FeatureSupport {
     /// Its name, as `mkfs.xfs` calls it; of an unknown bit, its number.
     pub name: String,
-    /// They are opened for reading.
+    /// Volumes with it can be read.
     pub read: bool,
-    /// They are opened for writing.
+    /// Volumes with it can be written.
     pub written: bool,
-    /// What belongs to the feature is checked.
+    /// The checker knows it.
     pub checked: bool,
-    /// They are made.
+    /// `mkfs` can make it.
     pub made: bool,
 }
 
 impl FeatureSupport {
-    /// Of what an option of `mkfs.xfs` asks for: `-m rmapbt` is `('m', "rmapbt")`.
+    /// The feature of an option of `mkfs.xfs`: `-m rmapbt` is `('m', "rmapbt")`.
     pub fn of_option(letter: char, key: &str) -> Option<Self> {
         feature_table::of_option(letter, key).map(|row| Present::from(row).into())
     }
@@ -34,17 +34,17 @@ impl From<Present> for FeatureSupport {
     }
 }
 
-/// Which releases of Linux mount a volume, on machines with pages of 4096 bytes, as far as its features tell.
+/// Which releases of Linux mount a volume, according to its features, on machines with pages of 4096 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Kernels {
-    /// The first that mounts it, perhaps for reading alone; `None`: none does.
+    /// The first that mounts it, perhaps read-only; `None`: none does.
     pub read: Option<String>,
-    /// The features for whose sake older ones do not.
+    /// The features that keep older ones from it.
     pub read_because: Vec<String>,
     /// The first that mounts it for writing; `None`: none does.
     pub written: Option<String>,
-    /// The features for whose sake older ones do not.
+    /// The features that keep older ones from it.
     pub written_because: Vec<String>,
 }
 
@@ -60,14 +60,14 @@ impl From<kernels::Kernels> for Kernels {
     }
 }
 
-/// What a volume says of quota. Limits hold where a kernel has it mounted; here none is enforced, and the first change
-/// takes the marks from the counts, so that the next kernel that mounts it with quota counts anew.
+/// The quota state of a volume. Limits are enforced by kernels, not here. The first change here clears the marks of
+/// the counts, so the next kernel that mounts it with quota counts anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quota {
-    /// Whose use is counted: `user`, `group`, `project`.
+    /// The kinds that are counted: `user`, `group`, `project`.
     pub kinds: Vec<&'static str>,
-    /// Those of them whose counts are marked as right.
+    /// The kinds whose counts are marked as right.
     pub counted: Vec<&'static str>,
 }
 
@@ -128,12 +128,12 @@ pub struct VolumeInfo {
     pub root_ino: u64,
     /// Names of the features that it has, as `mkfs.xfs` calls them.
     pub features: Vec<String>,
-    /// The same, with what is done with each.
+    /// The same, with the support for each.
     pub feature_table: Vec<FeatureSupport>,
-    /// Features for whose sake the volume can only be read; empty: it can be written.
+    /// Features that keep the volume from being written; empty: it can be written.
     pub read_only_because: Vec<String>,
     /// Which kernels mount it.
     pub kernels: Kernels,
-    /// What it says of quota; `None`: there is none.
+    /// Its quota state; `None`: no quota.
     pub quota: Option<Quota>,
 }

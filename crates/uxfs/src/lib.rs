@@ -57,7 +57,7 @@ pub use alter::{Grown, NewUuid, Upgrade, grow, grow_unless, set_uuid, upgrade};
 pub use blockdev::{
     AlignedBuf, BlockDevice, FileDevice, MemoryDevice, attached_as, attached_files, is_locked, written_by,
 };
-pub use change::{Changes, NewNode, Rename, SetXattr, Special};
+pub use change::{NewNode, Special};
 pub use check::{CheckReport, Finding, check, check_device};
 pub use dir::{Dir, DirEntry, Entries};
 pub use error::{Error, ErrorKind, Result};
@@ -65,7 +65,7 @@ pub use exchange::ExchangeOptions;
 pub use file::{Extent, Extents, File};
 pub use fileio::{Flushing, Locking};
 pub use info::{FeatureSupport, Kernels, Quota, VolumeInfo};
-pub use metadata::{DeviceNumber, FileType, Metadata, Timestamp};
+pub use metadata::{DeviceNumber, Metadata};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs, mkfs_device, mkfs_filled};
 pub use names::{MAX_NAME, is_plain, printable};
 pub use node::Node;
@@ -78,7 +78,17 @@ pub use recovery::Recovery;
 pub use share::Deduped;
 pub use syncing::Syncing;
 pub use volume::Volume;
+#[doc(inline)]
+pub use xfs::attr::edit::SetXattr;
+#[doc(inline)]
+pub use xfs::dir::FileType;
 pub use xfs::log::{CilLocks, Designs, HandleCounts, Reservations, Vectors};
+#[doc(inline)]
+pub use xfs::namespace::Rename;
+#[doc(inline)]
+pub use xfs::setattr::Changes;
+#[doc(inline)]
+pub use xfs_format::timestamp::Timestamp;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

@@ -1,84 +1,7 @@
-//! What the volume says of one file: what `stat` shows, and what only XFS keeps.
+//! The metadata of a file: what `stat` shows, and what only XFS has.
 
-use std::fmt;
-
-/// The type of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FileType {
-    /// A regular file.
-    Regular,
-    /// A directory.
-    Directory,
-    /// A symbolic link.
-    Symlink,
-    /// A character device.
-    CharDevice,
-    /// A block device.
-    BlockDevice,
-    /// A named pipe.
-    Fifo,
-    /// A socket.
-    Socket,
-    /// Not known: the directory does not say, and the inode cannot be read.
-    Unknown,
-}
-
-impl FileType {
-    /// The letter that `ls -l` starts with.
-    pub fn letter(self) -> char {
-        match self {
-            Self::Regular => '-',
-            Self::Directory => 'd',
-            Self::Symlink => 'l',
-            Self::CharDevice => 'c',
-            Self::BlockDevice => 'b',
-            Self::Fifo => 'p',
-            Self::Socket => 's',
-            Self::Unknown => '?',
-        }
-    }
-}
-
-/// In words: `regular file`, `directory`, …
-impl fmt::Display for FileType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Regular => "regular file",
-            Self::Directory => "directory",
-            Self::Symlink => "symbolic link",
-            Self::CharDevice => "character device",
-            Self::BlockDevice => "block device",
-            Self::Fifo => "named pipe",
-            Self::Socket => "socket",
-            Self::Unknown => "file of unknown type",
-        })
-    }
-}
-
-impl From<xfs::dir::FileType> for FileType {
-    fn from(kind: xfs::dir::FileType) -> Self {
-        use xfs::dir::FileType as F;
-        match kind {
-            F::Unknown => Self::Unknown,
-            F::Regular => Self::Regular,
-            F::Directory => Self::Directory,
-            F::CharDevice => Self::CharDevice,
-            F::BlockDevice => Self::BlockDevice,
-            F::Fifo => Self::Fifo,
-            F::Socket => Self::Socket,
-            F::Symlink => Self::Symlink,
-        }
-    }
-}
-
-/// A moment: seconds since 1970 began in UTC, and the nanoseconds into that second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Timestamp {
-    /// Whole seconds; negative before 1970.
-    pub seconds: i64,
-    /// Nanoseconds into the second, below 1,000,000,000.
-    pub nanoseconds: u32,
-}
+use xfs::dir::FileType;
+use xfs_format::timestamp::Timestamp;
 
 /// A device number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,13 +12,13 @@ pub struct DeviceNumber {
     pub minor: u32,
 }
 
-/// Everything that an inode says of itself.
+/// All metadata of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metadata {
     /// Inode number.
     pub ino: u64,
-    /// Which life of that inode number this is.
+    /// Generation of the inode number.
     pub generation: u32,
     /// Type of the file.
     pub file_type: FileType,
@@ -121,18 +44,17 @@ pub struct Metadata {
     pub ctime: Timestamp,
     /// When it was made; older volumes (v4) don't keep that.
     pub btime: Option<Timestamp>,
-    /// Which device a device node stands for.
+    /// The device number of a device node.
     pub rdev: Option<DeviceNumber>,
     /// The project that its space is counted for.
     pub project_id: u32,
     /// Flags, as `FS_IOC_FSGETXATTR` gives them in `fsx_xflags` (immutable is `0x8`, append-only `0x10`, …).
     pub xflags: u32,
-    /// Bytes of which whole multiples should be allocated, where one of the flags (`0x800`, of a directory `0x1000`) says
-    /// that there is such a wish.
+    /// The extent size hint in bytes. It counts if one of the flags says so (`0x800`, for a directory `0x1000`).
     pub extent_size: u64,
-    /// The same for copies of blocks that other files share, where a flag (`0x1_0000`) says so.
+    /// The same for copy-on-write, if a flag says so (`0x1_0000`).
     pub cow_extent_size: u64,
-    /// Extents that its content is in.
+    /// The number of extents of its content.
     pub extents: u64,
 }
 

@@ -1,11 +1,9 @@
 //! Making a volume in an image file or on a block device.
 //!
-//! What is there already is looked at first: a volume or anything else that is known by its marks is lost only
-//! where that was asked for. All that can be refused is refused before the image is made, grown or written.
+//! Existing content is examined first: a volume, or anything else with a known signature, is overwritten only
+//! on request. Everything that can be refused is refused before the image is created, extended or written.
 
-use crate::change::engine_time;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metadata::Timestamp;
 use crate::options::OpenOptions;
 use crate::partitions;
 use crate::probe;
@@ -19,11 +17,11 @@ use std::sync::Arc;
 use uuid::Uuid;
 use xfs::mkfs::{Before, Groups, Options, format, plan};
 use xfs_format::kernels::Kernel;
-use xfs_format::timestamp::Timestamp as EngineTime;
+use xfs_format::timestamp::Timestamp;
 
 pub use xfs::mkfs::Features as MkfsFeatures;
 
-/// What is wanted of a new volume. The default is what `mkfs.xfs` of xfsprogs 6.18 makes of a file: kernels from 6.10 on
+/// Options of a new volume. The defaults are those of `mkfs.xfs` of xfsprogs 6.18 for a file: kernels from 6.10 on
 /// mount it. For older ones there is [`MkfsFeatures::of_kernel`].
 ///
 /// ```no_run
@@ -37,7 +35,7 @@ pub use xfs::mkfs::Features as MkfsFeatures;
 #[derive(Clone, Debug)]
 pub struct MkfsOptions {
     engine: Options,
-    /// `None`: the disk's, or 512 for a file.
+    /// `None`: the sectors of the disk, or 512 in a file.
     sector_size: Option<u32>,
     offset: u64,
     length: Option<u64>,
@@ -49,7 +47,7 @@ impl Default for MkfsOptions {
     fn default() -> Self {
         let uuid = xfs_format::types::Uuid(Uuid::new_v4().into_bytes());
         Self {
-            engine: Options::new(uuid, EngineTime::now()),
+            engine: Options::new(uuid, Timestamp::now()),
             sector_size: None,
             offset: 0,
             length: None,
@@ -60,13 +58,13 @@ impl Default for MkfsOptions {
 }
 
 impl MkfsOptions {
-    /// A new random UUID, the time that it is now, and what `mkfs.xfs` would choose.
+    /// A new random UUID, the current time, and what `mkfs.xfs` would choose.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes of the volume. If it is not said: all of the file or device. A file that is shorter grows; one that
-    /// is longer keeps what is behind the volume.
+    /// Bytes of the volume. The default is the whole file or device. A shorter file is extended. A longer one
+    /// keeps what follows the volume.
     pub fn size(mut self, bytes: u64) -> Self {
         self.engine.size = Some(bytes);
         self
@@ -78,7 +76,7 @@ impl MkfsOptions {
         self
     }
 
-    /// Bytes a sector, 512 to a block. If it is not said: those of the disk, or 512 in a file.
+    /// Bytes a sector, 512 to a block. The default is the sector of the disk, or 512 in a file.
     pub fn sector_size(mut self, bytes: u32) -> Self {
         self.sector_size = Some(bytes);
         self
@@ -120,8 +118,8 @@ impl MkfsOptions {
         self
     }
 
-    /// The UUID. With [`time`](Self::time), the same options always give the same bytes. All of a place that is not new is
-    /// read then, and zeroed: blocks of a volume that had this UUID before would pass for newer than this one's.
+    /// The UUID. With [`time`](Self::time), the same options always give the same bytes. Then all of the old content is
+    /// read, and zeroed where needed: blocks of an earlier volume with this UUID would pass for newer than this one's.
     pub fn uuid(mut self, uuid: [u8; 16]) -> Self {
         self.is_uuid_given = true;
         self.engine.uuid = xfs_format::types::Uuid(uuid);
@@ -130,48 +128,49 @@ impl MkfsOptions {
 
     /// When the root directory was made.
     pub fn time(mut self, time: Timestamp) -> Self {
-        self.engine.time = engine_time(time);
+        self.engine.time = time;
         self
     }
 
-    /// Features of the volume that is asked for that keep it from being filled afterwards; empty: it can be.
+    /// Features of the requested volume that keep it from being filled afterwards; empty: it can be filled.
     pub fn read_only_because(&self) -> Vec<String> {
         xfs::mkfs::unwritable(&self.engine.features)
     }
 
-    /// Which features are on. [`MkfsFeatures::of_kernel`] has the sets that long-term kernels mount; unasked, it is that
-    /// of the newest.
+    /// Which features are on. [`MkfsFeatures::of_kernel`] has the sets that long-term kernels mount; the default is the
+    /// newest.
     pub fn features(mut self, features: MkfsFeatures) -> Self {
         self.engine.features = features;
         self
     }
 
-    /// Features of the volume that is asked for that a release of Linux (`6.1`) does not write. `None`: that names no release.
+    /// Features of the requested volume that a release of Linux (`6.1`) does not write. `None`: that is no release.
     pub fn unknown_to(&self, kernel: &str) -> Option<Vec<&'static str>> {
         Kernel::parse(kernel).map(|kernel| self.engine.features.unknown_to(kernel))
     }
 
-    /// Whether volumes below 300 MiB, of one group, or with a log below 64 MiB are made: what `mkfs.xfs` takes only
-    /// as `--unsupported`. 16 MiB are the least.
+    /// Whether volumes below 300 MiB, of one group, or with a log below 64 MiB are made: what `mkfs.xfs` makes only
+    /// with `--unsupported`. The minimum is 16 MiB.
     pub fn small(mut self, small: bool) -> Self {
         self.engine.small = small;
         self
     }
 
-    /// Where in the file or device the volume starts, in bytes. If neither size nor length is said, a partition must
-    /// begin there, which the volume takes. Nothing is written outside of it, nor over a part of another partition.
+    /// Where in the file or device the volume starts, in bytes. Without size and length, a partition must begin
+    /// there, and the volume takes all of it. Nothing is written outside of it, nor over a part of another
+    /// partition.
     pub fn offset(mut self, offset: u64) -> Self {
         self.offset = offset;
         self
     }
 
-    /// How many bytes from there it may take; `None`: as many as its size says, or its partition has.
+    /// How many bytes it may take from there; `None`: as many as its size, or as its partition has.
     pub fn length(mut self, length: Option<u64>) -> Self {
         self.length = length;
         self
     }
 
-    /// Whether a volume, or anything else that is known by its marks, is overwritten.
+    /// Whether to overwrite a volume, or anything else with a known signature.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
@@ -183,26 +182,26 @@ impl MkfsOptions {
         Options { sector_size, size: self.whole_blocks(), ..self.engine.clone() }
     }
 
-    /// The size that was asked for, as far as a volume can have it, which has whole blocks.
+    /// The requested size, rounded down to whole blocks.
     fn whole_blocks(&self) -> Option<u64> {
         let block = Some(u64::from(self.engine.block_size)).filter(|block| block.is_power_of_two());
         self.engine.size.map(|size| size - size % block.unwrap_or(1))
     }
 }
 
-/// Makes a volume in a file, which is made or grown if need be, or on a block device.
+/// Makes a volume in a file, which is created or extended if needed, or on a block device.
 ///
-/// An image that another process or the kernel has open for writing, or has locked, is refused. If making fails, a file
-/// that was there before holds no volume, and one that was not is not there.
+/// An image that another process or the kernel has open for writing, or has locked, is refused. If it fails, an
+/// existing file holds no volume, and a new one is removed.
 pub fn mkfs(image: impl AsRef<Path>, options: &MkfsOptions) -> Result<()> {
     make(image.as_ref(), options, &mut Make { direct: true, grown_from: None, fill: None })
 }
 
-/// Makes a volume and has `fill` put things in it. Until all of them are durable there is no volume: whoever is killed,
-/// or fails, leaves an image that nobody takes for one, or no image where there was none.
+/// Makes a volume, and lets `fill` put files in it. Until all of them are durable there is no volume: if the process is
+/// killed or fails, it leaves an image that is not recognised as a volume, or no image if there was none.
 ///
-/// `how` says how the volume is opened to be filled, but for its place, which is that of `options`. The open volume comes
-/// back, and is closed. The outer error is that of making; the inner, that of `fill`.
+/// `how` says how the volume is opened for filling; its place is that of `options`. The volume is closed afterwards.
+/// The outer error is that of `mkfs`, the inner one that of `fill`.
 pub fn mkfs_filled<T, E>(
     image: impl AsRef<Path>,
     options: &MkfsOptions,
@@ -237,15 +236,15 @@ pub fn mkfs_filled<T, E>(
     }
 }
 
-/// How a volume is made, and what is done with it before anybody may take it for one.
+/// Makes a volume, and fills it before it can be recognised as one.
 struct Make<'a> {
     direct: bool,
-    /// How long the file was before it was made longer for the volume.
+    /// The length of the file before it was extended for the volume.
     grown_from: Option<u64>,
     fill: Option<&'a mut dyn FnMut(Arc<dyn BlockDevice>) -> Result<()>>,
 }
 
-/// How often a file that others make and remove at once is looked at anew.
+/// How often to retry if others create and remove the file at the same time.
 const TRIES: u32 = 10;
 
 fn make(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
@@ -258,7 +257,7 @@ fn make(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
                 mkfs_in(Arc::new(device), options, Before::Unknown, how)
             }
             Ok(found) if found.is_file() => match in_file(image, options, how) {
-                // Whoever was about to make it has taken it back.
+                // Another process that created it has removed it again.
                 Err(error) if error.kind() == ErrorKind::NotFound && tries > 0 => continue,
                 made => made,
             },
@@ -268,7 +267,7 @@ fn make(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 match make_file(image, options, how) {
-                    // Somebody else has made it since.
+                    // Another process has created it since.
                     Err(error) if error.kind() == ErrorKind::AlreadyExists && tries > 0 => continue,
                     made => made,
                 }
@@ -278,7 +277,7 @@ fn make(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
     }
 }
 
-/// Makes a volume on any device. `blank`: all of the device reads as zeroes, so that nothing has to be wiped.
+/// Makes a volume on any device. `blank`: the whole device reads as zeroes, so nothing has to be wiped.
 pub fn mkfs_device(device: Arc<dyn BlockDevice>, options: &MkfsOptions, blank: bool) -> Result<()> {
     let before = if blank { Before::Zeroes } else { Before::Unknown };
     mkfs_in(device, options, before, &mut Make { direct: true, grown_from: None, fill: None })
@@ -307,14 +306,13 @@ fn mkfs_in(
     let Some(fill) = &mut how.fill else { return Ok(format(&*device, &layout, before)?) };
     let held = Arc::new(Withheld::new(device)?);
     format(&*held, &layout, before)?;
-    // The volume takes a claim of its own.
+    // The volume makes its own claim.
     drop(claim);
     fill(held.clone())?;
     Ok(held.finish()?)
 }
 
-/// The bytes of a device that may be written: nothing else is. Where only the start was said, they are the partition
-/// that begins there.
+/// The bytes of a device that may be written. If only the start is given, they are the partition that begins there.
 fn room(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Range<u64>> {
     let start = options.offset;
     let wanted = [options.length, options.whole_blocks()].into_iter().flatten().min();
@@ -322,7 +320,7 @@ fn room(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Range<u64>> {
         let end = wanted.map_or(device.size(), |wanted| whole_sectors(device, wanted));
         return Ok(0..end.min(device.size()));
     }
-    // One that cannot be believed says nothing of what may be written, whatever may be lost.
+    // A table that cannot be trusted does not tell what may be written.
     let table = partitions::read(device)?;
     let length = match (wanted, &table) {
         (Some(wanted), _) => wanted,
@@ -345,7 +343,7 @@ fn no_size(start: u64, why: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, what)
 }
 
-/// Of what was asked for, as much as a device can have.
+/// The requested range, limited to the device.
 fn whole_sectors(device: &dyn BlockDevice, bytes: u64) -> u64 {
     bytes - bytes % u64::from(device.sector_size())
 }
@@ -354,7 +352,7 @@ fn window(device: Arc<dyn BlockDevice>, room: &Range<u64>) -> Result<Arc<dyn Blo
     Ok(Arc::new(Window::new(device, room.start, Some(room.end - room.start))?))
 }
 
-/// What is known by its marks is not overwritten unasked.
+/// Known signatures are not overwritten without a request.
 fn refuse_occupied(device: &dyn BlockDevice) -> Result<()> {
     let unread = probe::Unread::default();
     let view = probe::View::whole(device, &unread);
@@ -370,14 +368,14 @@ fn would_be_lost(what: &str) -> String {
     format!("this is {what}, which would be lost; say so if that is wanted")
 }
 
-/// What begins elsewhere is not run over unasked: something at the start of the device or of a partition, as far as it
-/// says that it reaches, or partitions of a disk whose table is left only as its copy at the end. Nor does a volume begin
-/// in the midst of a partition. `end`: where the device ends, if it ends there no more.
+/// Refuses to overwrite something that begins elsewhere: a volume at the start of the device or of a partition, up to
+/// its own size, or partitions of a disk whose table exists only as the copy at its end. A volume must not begin in the
+/// middle of a partition either. `end`: the device's old end, if it was extended.
 fn refuse_overlap(device: &dyn BlockDevice, room: &Range<u64>, end: Option<u64>) -> Result<()> {
     let lost = |what: String| Err(Error::new(ErrorKind::AlreadyExists, what));
     let table = partitions::read(device)?;
     if room.start == 0 {
-        // A table there was seen already. One that has only its copy at the device's end tells of partitions, too.
+        // A table there was seen already. A table of which only the copy at the end is left counts too.
         return if table.is_some() {
             lost(would_be_lost("a whole disk with a partition table"))
         } else {
@@ -415,7 +413,7 @@ fn open_file(image: &Path, options: &MkfsOptions, direct: bool) -> Result<Arc<Fi
     Ok(Arc::new(FileOptions::new().write(true).direct(direct).sector_size(sector).open(image)?))
 }
 
-/// Where the volume ends in a file, if that was said.
+/// Where the volume ends in a file, if that is given.
 fn wanted_end(options: &MkfsOptions) -> Result<Option<u64>> {
     let Some(size) = options.whole_blocks().or(options.length) else { return Ok(None) };
     let end = options.offset.checked_add(size).filter(|&end| i64::try_from(end).is_ok());
@@ -423,14 +421,14 @@ fn wanted_end(options: &MkfsOptions) -> Result<Option<u64>> {
     end.map(Some).ok_or_else(too_large)
 }
 
-/// Makes a volume in a file that is there, and makes the file long enough for it. Nobody else has the file meanwhile.
+/// Makes a volume in an existing file, and extends the file if needed. The file is locked meanwhile.
 fn in_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
     let end = wanted_end(options)?;
     let file = open_file(image, options, how.direct)?;
     let (len, mut device) = (file.size(), Arc::clone(&file));
     if let Some(end) = end.filter(|&end| end > len) {
         check_plan(options, end)?;
-        // What is not to be lost does not grow.
+        // A file whose content must not be lost is not extended.
         check_start(&*file, options)?;
         room(&*file, options)?;
         if !options.overwrite {
@@ -440,14 +438,14 @@ fn in_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()
             }
         }
         how.grown_from = Some(len);
-        // The last bytes of a file may be no whole sector.
+        // A file may end with a part of a sector.
         device = Arc::new(file.with_length(end.max(file.length()?))?);
     }
     mkfs_in(device, options, Before::Unknown, how)?;
     Ok(file.check_name(image)?)
 }
 
-/// Refuses a start that no sector has, as it would be refused once the file is longer.
+/// Refuses a start that is not on a sector, as the open would later.
 fn check_start(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<()> {
     let (start, sector) = (options.offset, device.sector_size());
     if start.is_multiple_of(u64::from(sector)) {
@@ -464,7 +462,7 @@ fn check_plan(options: &MkfsOptions, end: u64) -> Result<()> {
     Ok(())
 }
 
-/// Makes a volume in a new file. Where somebody else has made the file meanwhile, that is
+/// Makes a volume in a new file. If another process has created the file meanwhile, that is
 /// [`ErrorKind::AlreadyExists`], and nothing was done.
 fn make_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
     let Some(end) = wanted_end(options)? else {
@@ -480,7 +478,7 @@ fn make_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<
     };
     let identity = identity.map_err(|error| host(&error))?;
     let remove = || {
-        // The name may be another file's now, and the file may have become somebody's.
+        // The name may belong to another file now, and another process may use the file.
         let there = image.symlink_metadata().ok();
         if there.is_some_and(|there| (there.dev(), there.ino()) == identity) {
             let _ = std::fs::remove_file(image);
@@ -490,7 +488,7 @@ fn make_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<
         Ok(file) if file.length()? > 0 => return Err(taken()),
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(taken()),
-        // Somebody was faster, whose file it is.
+        // Another process was faster. The file is its own.
         Err(error) if error.kind() == ErrorKind::Locked => return Err(error),
         Err(error) => {
             if image.metadata().is_ok_and(|there| there.len() == 0) {
@@ -502,7 +500,7 @@ fn make_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<
     let long = file.with_length(end).map_err(Error::from);
     let made = long.and_then(|long| mkfs_in(Arc::new(long), options, Before::Zeroes, how));
     if made.is_err() {
-        // Half a volume helps nobody. It goes before others get it.
+        // Half a volume is of no use. It is removed before others can lock it.
         remove();
         return made;
     }

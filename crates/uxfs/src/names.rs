@@ -1,4 +1,4 @@
-//! Names are bytes. How they are said in messages.
+//! Names are bytes. This is how messages show them.
 
 use std::fmt::Write;
 
@@ -20,8 +20,8 @@ pub fn printable(name: &[u8]) -> String {
     out
 }
 
-/// Whether a name has nothing that a terminal obeys, or that makes it pass for another one: no control characters, of
-/// eight bits neither, and none that turns the direction of what follows. Other bytes that are not UTF-8 may be there.
+/// Whether a name is safe to print: it has no control characters, not even 8-bit ones, and none that changes the text
+/// direction. It may have other bytes that are not UTF-8.
 pub fn is_plain(name: &[u8]) -> bool {
     name.utf8_chunks().all(|chunk| {
         let plain = !chunk.valid().chars().any(|c| c.is_control() || is_invisible(c));
@@ -42,7 +42,7 @@ fn push_char(out: &mut String, c: char) {
     }
 }
 
-/// Characters that turn the direction of what follows, or that end a line for some terminals: a name could
+/// Characters that change the text direction, or that end a line on some terminals: with them a name could
 /// pass for another one.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')

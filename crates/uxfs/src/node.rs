@@ -1,22 +1,23 @@
-//! One inode of a volume, whatever its type: its metadata, its attributes, and the way to what is in it.
+//! An inode of any type: its metadata, its attributes, and access to its content.
 //!
-//! Invariant: a node stands for the file that it was found as. Once that is gone, every call says so
-//! ([`ErrorKind::Stale`]), whatever has its inode number then.
+//! Invariant: a node stands for the file that was found. Once that is gone, every call fails with
+//! [`ErrorKind::Stale`], even if another file has its inode number.
 
 use crate::dir::Dir;
 use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
-use crate::metadata::{FileType, Metadata};
+use crate::metadata::Metadata;
 use crate::volume::Volume;
 use xfs::attr::linux;
+use xfs::dir::FileType;
 use xfs::namespace;
 use xfs::volume::{ForkKind, Inode, InodeHandle};
 
 /// A file of any type, found by its path, by its inode number, or in its directory. Cheap to clone.
 ///
-/// It does not keep the file from being removed; an open [`File`] does. What is asked of a file that is gone fails with
-/// [`ErrorKind::Stale`], even if another file has its inode number since.
+/// It does not keep the file alive; an open [`File`] does. If the file is gone, calls fail with [`ErrorKind::Stale`],
+/// even if another file has its inode number.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(crate) volume: Volume,
@@ -36,7 +37,7 @@ impl Node {
 
     /// Its type.
     pub fn file_type(&self) -> FileType {
-        engine::file_type(self.handle.kind())
+        self.handle.kind().into()
     }
 
     /// What the volume says of it.
@@ -44,7 +45,7 @@ impl Node {
         Ok(self.metadata_of(&*self.handle.current()?))
     }
 
-    /// What a version of it says.
+    /// The metadata of a version of it.
     pub(crate) fn metadata_of(&self, inode: &Inode) -> Metadata {
         engine::metadata_in_memory(self.volume.engine(), self.handle.entry(), inode)
     }
@@ -65,11 +66,11 @@ impl Node {
             FileType::Regular => File::new(self.clone()),
             FileType::Directory => Err(Error::new(
                 ErrorKind::IsADirectory,
-                format!("inode {} is a directory; a regular file is wanted", self.ino()),
+                format!("inode {} is a directory, not a regular file", self.ino()),
             )),
             other => Err(Error::new(
                 ErrorKind::WrongType,
-                format!("inode {} is a {other}; a regular file is wanted", self.ino()),
+                format!("inode {} is a {other}, not a regular file", self.ino()),
             )),
         }
     }
@@ -80,7 +81,7 @@ impl Node {
             let what = format!("inode {} is a {}, not a symbolic link", self.ino(), self.file_type());
             return Err(Error::new(ErrorKind::WrongType, what));
         }
-        let (_shared, inode) = self.handle.share()?;
+        let (_shared, inode) = self.handle.ilock_shared()?;
         match self.volume.engine().fork(&inode, ForkKind::Data) {
             Some(fork) => Ok(xfs::symlink::target(&*fork)?),
             None => Ok(Vec::new()),
@@ -92,7 +93,7 @@ impl Node {
     /// As for root on Linux, an access control list has two names: `system.posix_acl_access`, whose value is in
     /// the form of Linux, and `trusted.SGI_ACL_FILE`, whose value is as the volume keeps it.
     pub fn xattr_names(&self) -> Result<Vec<Vec<u8>>> {
-        let (_shared, inode) = self.handle.share()?;
+        let (_shared, inode) = self.handle.ilock_shared()?;
         match self.volume.engine().fork(&inode, ForkKind::Attr) {
             Some(fork) => Ok(linux::list(&*fork)?),
             None => Ok(Vec::new()),
@@ -101,7 +102,7 @@ impl Node {
 
     /// The value of one extended attribute, by its Linux name; `None` if it has no such attribute.
     pub fn xattr(&self, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        let (_shared, inode) = self.handle.share()?;
+        let (_shared, inode) = self.handle.ilock_shared()?;
         match self.volume.engine().fork(&inode, ForkKind::Attr) {
             Some(fork) => Ok(linux::get(&*fork, name)?),
             None => Ok(None),
@@ -110,36 +111,25 @@ impl Node {
 
     /// The entry `name` of it, a directory; `None` if there is no such entry.
     pub(crate) fn child(&self, name: &[u8]) -> Result<Option<Self>> {
-        let engine = self.volume.engine();
-        if let Some(handle) = namespace::cached_child(engine, &self.handle, name) {
-            return Ok(Some(Self { volume: self.volume.clone(), handle }));
-        }
-        let (shared, inode) = self.handle.share()?;
-        let Some(fork) = engine.fork(&inode, ForkKind::Data) else {
-            return Ok(None);
-        };
-        let Some((ino, _)) = xfs::dir::lookup(&*fork, name)? else {
-            return Ok(None);
-        };
-        let child = self.volume.node_of_entry(ino.0, name)?;
-        namespace::keep_name(engine, &shared, &inode, name, &child.handle);
-        Ok(Some(child))
+        let handle = child(&self.volume, &self.handle, name)?;
+        Ok(handle.map(|handle| Self { volume: self.volume.clone(), handle }))
     }
 }
 
-impl FileType {
-    /// Whether it is a directory.
-    pub fn is_dir(self) -> bool {
-        self == Self::Directory
+/// The entry `name` of a directory; `None` if there is no such entry.
+pub(crate) fn child(volume: &Volume, dir: &InodeHandle, name: &[u8]) -> Result<Option<InodeHandle>> {
+    let engine = volume.engine();
+    if let Some(handle) = namespace::cached_child(engine, dir, name) {
+        return Ok(Some(handle));
     }
-
-    /// Whether it is a regular file.
-    pub fn is_file(self) -> bool {
-        self == Self::Regular
-    }
-
-    /// Whether it is a symbolic link.
-    pub fn is_symlink(self) -> bool {
-        self == Self::Symlink
-    }
+    let (shared, inode) = dir.ilock_shared()?;
+    let Some(fork) = engine.fork(&inode, ForkKind::Data) else {
+        return Ok(None);
+    };
+    let Some((ino, _)) = xfs::dir::lookup(&*fork, name)? else {
+        return Ok(None);
+    };
+    let child = volume.handle_of_entry(ino.0, name)?;
+    namespace::keep_name(engine, &shared, &inode, name, &child);
+    Ok(Some(child))
 }

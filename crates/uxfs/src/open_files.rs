@@ -1,24 +1,31 @@
 //! The files of a volume that are open, by inode: all handles of one file share one data path, and with it one
-//! range lock. Two that each had their own would not keep out of each other's half-written sectors.
+//! range lock. With a lock each, they would see each other's half-written sectors.
 //!
 //! Invariants:
-//! - a file that any handle keeps open is here; of those that none does, at most as many are here as of the others, and
-//!   [`SLACK`] more, however many were opened;
-//! - the last so many that were read or written through pages stay open when their handles are closed, so that who opens one
-//!   anew finds its pages; but for those without a name;
-//! - nothing is opened or closed under the table's lock, as both may read the volume and change it.
+//! - a file with an open handle is here; of the others, at most as many are here as there are open ones, and [`SLACK`]
+//!   more;
+//! - the most recent files with pages stay open after their handles are closed, so that a new open finds the pages;
+//!   files without a name do not;
+//! - no file is opened or closed under a lock of the table, as both may read or change the volume.
+//!
+//! The table is cut into shards by inode, so that threads that open files of their own do not wait for each other. Who needs
+//! all of them locks them in their order.
 
 use crate::error::Result;
 use fileio::BufferedFile;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use xfs::iomap::FileMap;
 
-/// Closed files that are kept without a look at whether they are.
+/// How many closed files are kept before the table looks for them.
 const SLACK: usize = 64;
 
-/// Files that are kept open for their pages at most, and memory of the caches for each: as long as it is open, an inode stays
-/// in its cache.
+/// Shards of a volume that keeps as many files as there are; of one that keeps fewer, each keeps some still.
+const SHARDS: usize = 16;
+const KEPT_OF_SHARD: usize = 16;
+
+/// The most files that are kept open for their pages, and the cache memory for each: while a file is open, its inode
+/// stays in the cache.
 const KEPT: usize = 1024;
 const BYTES_KEPT: u64 = 64 << 10;
 
@@ -28,130 +35,158 @@ pub(crate) type Data = BufferedFile<FileMap>;
 /// The files of one volume that are open.
 #[derive(Debug)]
 pub(crate) struct OpenFiles<T = Data> {
+    shards: Box<[Shard<T>]>,
+}
+
+/// Some of the files, by inode.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Shard<T> {
     table: Mutex<Table<T>>,
-    /// Nobody is held off any more.
+    /// Openers may go on.
     let_in: Condvar,
 }
 
-/// As long as this lives, nobody opens a file that is not open.
+/// While this lives, no file is opened that is not open already.
 #[must_use = "they are let in at once if it is not kept"]
 pub(crate) struct HeldOff<'a, T>(&'a OpenFiles<T>);
 
 impl<T> Drop for HeldOff<'_, T> {
     fn drop(&mut self) {
-        self.0.with(|table| table.holds_off = false);
-        self.0.let_in.notify_all();
+        for shard in &self.0.shards {
+            shard.lock().holds_off = false;
+            shard.let_in.notify_all();
+        }
     }
 }
 
 #[derive(Debug)]
 struct Table<T> {
     by_inode: HashMap<u64, Open<T>>,
-    /// How many may be here before the closed ones are dropped.
+    /// How many may be here before the closed ones are dropped, and how many of those there may be in any case.
     limit: usize,
-    /// The numbers of those that are kept, the oldest in front, and of some that are not any more.
+    slack: usize,
+    /// The inode numbers of the kept files, oldest first. Some may be stale.
     kept: VecDeque<u64>,
-    /// How many are.
+    /// How many are kept.
     kept_max: usize,
-    /// Whether who opens a file waits.
+    /// Whether openers wait.
     holds_off: bool,
 }
 
-/// A file that some handle has open, or had.
+/// A file with an open handle, or one that had one.
 #[derive(Debug)]
 struct Open<T> {
     data: Weak<T>,
     kept: Option<Arc<T>>,
-    /// Whether it was opened again since it was kept, or looked at for that.
+    /// Whether it was opened since it was kept, or since it was last considered.
     was_used: bool,
 }
 
+impl<T> Shard<T> {
+    fn lock(&self) -> MutexGuard<'_, Table<T>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl<T> OpenFiles<T> {
-    /// Of a volume whose caches have so many bytes.
+    /// The table of a volume with caches of this many bytes.
     pub(crate) fn within(bytes: u64) -> Self {
-        let kept_max = usize::try_from(bytes / BYTES_KEPT).unwrap_or(KEPT).min(KEPT);
-        let (by_inode, kept) = (HashMap::new(), VecDeque::new());
-        let table = Table { by_inode, limit: 0, kept, kept_max, holds_off: false };
-        Self { table: Mutex::new(table), let_in: Condvar::new() }
+        let kept = usize::try_from(bytes / BYTES_KEPT).unwrap_or(KEPT).min(KEPT);
+        let shards = (kept / KEPT_OF_SHARD).clamp(1, SHARDS);
+        let (kept_max, slack) = (kept / shards, SLACK / shards);
+        let shard = || {
+            let (by_inode, kept) = (HashMap::new(), VecDeque::new());
+            let table = Table { by_inode, limit: 0, slack, kept, kept_max, holds_off: false };
+            Shard { table: Mutex::new(table), let_in: Condvar::new() }
+        };
+        Self { shards: std::iter::repeat_with(shard).take(shards).collect() }
     }
 
-    /// The file of inode `ino` if it is open, or else what `open` gives, which is called with no lock held.
+    /// Where an inode is. Those that are numbered in a row lie in different shards, and so do chunks of them.
+    fn shard(&self, ino: u64) -> &Shard<T> {
+        let mixed = ino ^ ino >> 4 ^ ino >> 8;
+        &self.shards[mixed as usize % self.shards.len()]
+    }
+
+    /// The file of inode `ino` if it is open, or else the result of `open`, which is called without the
+    /// lock.
     pub(crate) fn get_or_open(&self, ino: u64, open: impl FnOnce() -> Result<Arc<T>>) -> Result<Arc<T>> {
         if let Some(data) = self.get_unless_held_off(ino) {
             return Ok(data);
         }
         let opened = open()?;
-        // Another thread may have been faster: then its file is the one, and ours is closed without the lock.
-        Ok(self.with(|table| table.get(ino).unwrap_or_else(|| table.insert(ino, &opened))))
+        // Another thread may have been faster: then its file counts, and ours is closed without the lock.
+        let mut table = self.shard(ino).lock();
+        Ok(table.get(ino).unwrap_or_else(|| table.insert(ino, &opened)))
     }
 
-    /// The file if it is open. If not, comes back once who opens it may go on.
+    /// The file if it is open. If not, returns once an opener may go on.
     fn get_unless_held_off(&self, ino: u64) -> Option<Arc<T>> {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let shard = self.shard(ino);
+        let mut table = shard.lock();
         loop {
             let open = table.get(ino);
             if open.is_some() || !table.holds_off {
                 return open;
             }
-            table = self.let_in.wait(table).unwrap_or_else(PoisonError::into_inner);
+            table = shard.let_in.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Has who would open a file that is not open wait. Who holds bytes of a file may be among them: it must be for a short time.
-    /// One at a time does so.
+    /// Makes openers of files that are not open wait. They may hold bytes of another file, so it must be short. Only
+    /// one caller at a time does this.
     pub(crate) fn hold_off_openers(&self) -> HeldOff<'_, T> {
-        self.with(|table| table.holds_off = true);
+        self.shards.iter().for_each(|shard| shard.lock().holds_off = true);
         HeldOff(self)
     }
 
-    /// Keeps a file that a handle has open, for who opens it next.
+    /// Keeps a file open for its next opener.
     pub(crate) fn keep(&self, ino: u64, data: &Arc<T>) {
-        let gone = self.with(|table| table.keep(ino, data));
-        // Perhaps the last handle of another.
+        let gone = self.shard(ino).lock().keep(ino, data);
+        // This may have been the last handle of another file.
         drop(gone);
     }
 
-    /// Keeps a file no more that has lost its last name. If no handle has it open, and `is_unwanted` says that nobody else has
-    /// it, nor will open it, it is closed here with all that is dirty of it.
+    /// Stops keeping a file that has lost its last name. If no handle has it open, and `is_unwanted` says that no one
+    /// else has it or will open it, it is closed here, and its dirty pages are dropped.
     pub(crate) fn let_go(&self, ino: u64, is_unwanted: impl FnOnce(&Arc<T>) -> bool) {
-        let gone = self.with(|table| {
-            let open = table.by_inode.get_mut(&ino)?;
-            let data = open.kept.take().or_else(|| open.data.upgrade())?;
-            if is_unwanted(&data) {
-                table.by_inode.remove(&ino);
-            }
-            Some(data)
-        });
+        let mut table = self.shard(ino).lock();
+        let Some(open) = table.by_inode.get_mut(&ino) else { return };
+        let gone = open.kept.take().or_else(|| open.data.upgrade());
+        if gone.as_ref().is_some_and(is_unwanted) {
+            table.by_inode.remove(&ino);
+        }
+        drop(table);
         drop(gone);
     }
 
-    /// Keeps none from now on, as the volume ends.
+    /// Keeps no files from now on, as the volume is closed.
     pub(crate) fn keep_none(&self) {
-        let gone: Vec<_> =
-            self.with(|table| table.by_inode.values_mut().filter_map(|open| open.kept.take()).collect());
-        drop(gone);
+        for shard in &self.shards {
+            let mut table = shard.lock();
+            let gone: Vec<_> = table.by_inode.values_mut().filter_map(|open| open.kept.take()).collect();
+            drop(table);
+            drop(gone);
+        }
     }
 
-    /// All that are open now and that `is_known` does not know, by their inodes' numbers. If there are none, `then` is done
-    /// before another is opened.
+    /// All open files that `is_known` does not know, by inode number. If there are none, `then` runs before another can
+    /// be opened.
     pub(crate) fn others(
         &self,
         is_known: impl Fn(u64) -> bool,
         then: impl FnOnce(),
     ) -> BTreeMap<u64, Arc<T>> {
-        self.with(|table| {
-            let unknown = table.by_inode.iter().filter(|(ino, _)| !is_known(**ino));
-            let others: BTreeMap<_, _> =
-                unknown.filter_map(|(ino, open)| Some((*ino, open.data.upgrade()?))).collect();
-            if others.is_empty() {
-                then();
-            }
-            others
-        })
-    }
-
-    fn with<R>(&self, work: impl FnOnce(&mut Table<T>) -> R) -> R {
-        work(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
+        let tables: Vec<_> = self.shards.iter().map(Shard::lock).collect();
+        let open = tables.iter().flat_map(|table| &table.by_inode);
+        let unknown = open.filter(|(ino, _)| !is_known(**ino));
+        let others: BTreeMap<_, _> =
+            unknown.filter_map(|(ino, open)| Some((*ino, open.data.upgrade()?))).collect();
+        if others.is_empty() {
+            then();
+        }
+        others
     }
 }
 
@@ -163,13 +198,13 @@ impl<T> Table<T> {
     fn insert(&mut self, ino: u64, data: &Arc<T>) -> Arc<T> {
         if self.by_inode.len() >= self.limit {
             self.by_inode.retain(|_, open| open.data.strong_count() > 0);
-            self.limit = 2 * self.by_inode.len() + SLACK;
+            self.limit = 2 * self.by_inode.len() + self.slack;
         }
         self.by_inode.insert(ino, Open { data: Arc::downgrade(data), kept: None, was_used: false });
         Arc::clone(data)
     }
 
-    /// Gives what is not kept any more instead, to be dropped without the lock.
+    /// Gives the file that it replaces, to be dropped without the lock.
     fn keep(&mut self, ino: u64, data: &Arc<T>) -> Option<Arc<T>> {
         let open =
             self.by_inode.get_mut(&ino).filter(|open| Weak::ptr_eq(&open.data, &Arc::downgrade(data)))?;
@@ -200,7 +235,7 @@ mod tests {
 
     type Files = Arc<OpenFiles<Closes>>;
 
-    /// A file whose closing looks at the table, as one without names does: it is freed.
+    /// A file whose close uses the table, as the close of a file without names does.
     struct Closes {
         files: Weak<OpenFiles<Closes>>,
         closed: Arc<AtomicU32>,
@@ -209,7 +244,8 @@ mod tests {
     impl Drop for Closes {
         fn drop(&mut self) {
             if let Some(files) = self.files.upgrade() {
-                assert!(files.table.try_lock().is_ok(), "closed under the table's lock");
+                let is_free = |shard: &Shard<_>| shard.table.try_lock().is_ok();
+                assert!(files.shards.iter().all(is_free), "closed under a lock of the table");
             }
             self.closed.fetch_add(1, Ordering::Relaxed);
         }
@@ -220,8 +256,8 @@ mod tests {
         move || Ok(Arc::new(Closes { files: Weak::clone(&files), closed: Arc::clone(&closed) }))
     }
 
-    /// Of two threads that opened a file at once, the slower one closed its own under the lock: a transaction, with log
-    /// space to wait for, and nobody could open any file meanwhile.
+    /// Two threads opened a file at once, and the slower one closed its copy under the lock. That needs a transaction
+    /// and log space, and no other file could be opened meanwhile.
     #[test]
     fn whoever_comes_second_closes_its_file_without_the_lock() {
         let (files, closed) = (Files::new(OpenFiles::within(u64::MAX)), Arc::default());
@@ -254,7 +290,7 @@ mod tests {
         assert_eq!(closed.load(Ordering::Relaxed), KEPT as u32 + 10);
     }
 
-    /// Threads that opened one file after the other kept a volume from being closed.
+    /// Threads that opened one file after another kept a volume from being closed.
     #[test]
     fn who_opens_a_file_can_be_held_off() {
         let (files, closed) = (Files::new(OpenFiles::within(u64::MAX)), Arc::default());
@@ -264,7 +300,7 @@ mod tests {
         let (tells, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // What is open is there for all.
+                // Open files are found by everyone.
                 assert!(Arc::ptr_eq(&seven, &files.get_or_open(7, opens(&files, &closed)).expect("open")));
                 tells.send(()).expect("somebody waits");
                 files.get_or_open(8, opens(&files, &closed)).expect("open");
@@ -276,6 +312,32 @@ mod tests {
             drop(held_off);
             told.recv().expect("let in");
         });
+    }
+
+    /// Who decides about all open files has none opened meanwhile, in whichever shard.
+    #[test]
+    fn nothing_is_opened_while_all_are_looked_at() {
+        let (files, closed) = (Files::new(OpenFiles::within(u64::MAX)), Arc::default());
+        let open = opens(&files, &closed);
+        let some: Vec<_> = (0..100).map(|ino| files.get_or_open(ino, &open).expect("open")).collect();
+        assert_eq!(files.others(|_| false, || unreachable!("there are some")).len(), 100);
+        assert!(
+            files
+                .others(|ino| ino % 2 == 0, || unreachable!("there are some"))
+                .keys()
+                .all(|ino| ino % 2 == 1)
+        );
+        let mut is_asked = false;
+        let then = || {
+            is_asked = true;
+            assert!(
+                files.shards.len() == SHARDS
+                    && files.shards.iter().all(|shard| shard.table.try_lock().is_err())
+            );
+        };
+        assert!(files.others(|_| true, then).is_empty());
+        assert!(is_asked);
+        drop(some);
     }
 
     #[test]
@@ -298,7 +360,7 @@ mod tests {
         assert!(Arc::ptr_eq(&handle, &files.get_or_open(7, &open).expect("open")));
         drop(handle);
         assert_eq!(closed.load(Ordering::Relaxed), 1);
-        // What nobody will open is not found any more, whoever has it still.
+        // A file that no one will open again is not found any more, even if someone still has it.
         let handle = files.get_or_open(7, &open).expect("open");
         files.let_go(7, |_| true);
         assert!(!Arc::ptr_eq(&handle, &files.get_or_open(7, &open).expect("open")));

@@ -1,17 +1,17 @@
-//! All names of a file, on volumes whose inodes know them (parent pointers).
+//! All names of a file, on volumes with parent pointers.
 
 use crate::error::Result;
 use crate::node::Node;
 use std::collections::{HashMap, HashSet};
 use xfs::volume::ForkKind;
 
-/// One name of a file, as the file's inode has it.
+/// One name of a file, from the file's inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ParentPointer {
     /// Inode number of the directory that has the name.
     pub directory: u64,
-    /// Which life of that inode number it is.
+    /// Generation of that inode.
     pub generation: u32,
     /// The name in that directory.
     pub name: Vec<u8>,
@@ -20,8 +20,8 @@ pub struct ParentPointer {
 }
 
 impl Node {
-    /// All names that it has, in the volume's order; `None` if inodes of this volume do not know their names. The root
-    /// directory has none.
+    /// All its names, in the volume's order; `None` if the volume has no parent pointers. The root directory has no
+    /// names.
     pub fn names(&self) -> Result<Option<Vec<ParentPointer>>> {
         if !self.volume().engine().geometry().parent_pointers {
             return Ok(None);
@@ -39,7 +39,7 @@ impl Node {
     }
 
     fn pointers(&self) -> Result<Vec<(Vec<u8>, xfs::attr::ParentRecord)>> {
-        let (_shared, inode) = self.handle.share()?;
+        let (_shared, inode) = self.handle.ilock_shared()?;
         match self.volume().engine().fork(&inode, ForkKind::Attr) {
             Some(fork) => Ok(xfs::attr::parents(&*fork)?),
             None => Ok(Vec::new()),
@@ -51,7 +51,7 @@ impl Node {
         let root = self.volume().engine().geometry().root.0;
         let (mut at, mut generation) = (dir, generation);
         let (mut names, mut seen) = (Vec::new(), HashSet::new());
-        // Pointers of a damaged volume may lead round in circles.
+        // Pointers of a damaged volume may form a cycle.
         while at != root && seen.insert(at) {
             let node = self.volume().node(at).ok()?;
             if node.metadata().ok()?.generation != generation {

@@ -1,14 +1,14 @@
-//! What a device holds that is not XFS, so that the error can say it, and what to do.
+//! What a device holds instead of XFS, so that the error can say it, and what to do.
 //!
-//! Reads a fixed number of bytes, whatever the device says. Nothing here decides whether a volume is opened: it
-//! is asked after the engine found no superblock. What cannot be read may be anything: it counts as nothing here, and
-//! [`Unread`] says so to who would write there.
+//! Reads a bounded number of bytes, whatever the device holds. This does not decide whether a volume is opened: it
+//! runs after the engine has found no superblock. Unreadable bytes may be anything. They count as nothing here, but
+//! [`Unread`] records them for callers that want to write there.
 
 use blockdev::{AlignedBuf, BlockDevice, DeviceError};
 use std::cell::RefCell;
 use xfs_format::superblock::Superblock;
 
-/// A mark at a fixed place.
+/// A signature at a fixed place.
 struct Mark {
     at: u64,
     magic: &'static [u8],
@@ -49,12 +49,12 @@ const FILES: &[Mark] = &[
     mark(0, &[0x28, 0xb5, 0x2f, 0xfd], "a zstd file (unpack it first)"),
 ];
 
-/// Why the first read failed that did.
+/// The first read error.
 #[derive(Debug, Default)]
 pub(crate) struct Unread(RefCell<Option<DeviceError>>);
 
 impl Unread {
-    /// Fails if anything could not be read. Before who found nothing in the way relies on that.
+    /// Fails if anything could not be read. Call it before relying on having found nothing.
     pub(crate) fn check(self) -> Result<(), DeviceError> {
         self.0.into_inner().map_or(Ok(()), Err)
     }
@@ -74,7 +74,7 @@ pub(crate) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// All of a device; `unread` is told of what cannot be read.
+    /// The whole device; `unread` records read errors.
     pub(crate) fn whole(device: &'a dyn BlockDevice, unread: &'a Unread) -> Self {
         Self { device, start: 0, end: device.size(), unread }
     }
@@ -95,14 +95,14 @@ impl<'a> View<'a> {
         self.end.saturating_sub(self.start)
     }
 
-    /// `len` bytes at byte `at`, if they are there. The caller bounds `len`.
+    /// `len` bytes at byte `at`, if they exist. The caller bounds `len`.
     pub(crate) fn vec(&self, at: u64, len: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; len];
         self.read(at, &mut bytes)?;
         Some(bytes)
     }
 
-    /// `N` bytes at byte `at`, if they are there.
+    /// `N` bytes at byte `at`, if they exist.
     pub(crate) fn bytes<const N: usize>(&self, at: u64) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.read(at, &mut bytes)?;
@@ -124,7 +124,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// What is there, in words, as far as it is known.
+/// Describes what is there, if it is known.
 pub(crate) fn describe(view: &View<'_>) -> Option<&'static str> {
     if view.starts_with(0, b"XFSB") {
         return Some("an XFS volume");
@@ -135,8 +135,8 @@ pub(crate) fn describe(view: &View<'_>) -> Option<&'static str> {
     ON_DISKS.iter().chain(FILES).find(|mark| view.starts_with(mark.at, mark.magic)).map(|mark| mark.what)
 }
 
-/// What begins there, in words, among bytes that may as well be left over from anything: a volume or a container, but neither
-/// a further copy of a superblock nor a file, whose short marks many blocks of old data begin with.
+/// Describes a volume or container that begins there, among bytes that may be leftovers. Copies of a superblock do not
+/// count, nor do files, as old data often begins with their short signatures.
 pub(crate) fn beginning(view: &View<'_>) -> Option<&'static str> {
     if view.starts_with(0, b"XFSB") {
         return (!is_xfs_copy(view)).then_some("an XFS volume");
@@ -147,12 +147,12 @@ pub(crate) fn beginning(view: &View<'_>) -> Option<&'static str> {
     ON_DISKS.iter().find(|mark| view.starts_with(mark.at, mark.magic)).map(|mark| mark.what)
 }
 
-/// How far behind the start of anything its marks lie.
+/// How far after a start its signatures can lie.
 pub(crate) const MARKS_WITHIN: u64 = 0x1_1000;
 
 /// Whether this superblock is that of a group other than the first. `mkfs` and growing leave "in progress" in those, which
-/// goes when they are written anew; the header of free space behind it has the group's number. Nor does a volume begin with
-/// "in progress": its `mkfs` did not finish.
+/// goes when they are written anew; the header of free space behind it has the group's number. A volume does not begin
+/// with "in progress" either: its `mkfs` did not finish.
 fn is_xfs_copy(view: &View<'_>) -> bool {
     const SECTSIZE: std::ops::Range<usize> = 102..104;
     const INPROGRESS: usize = 126;
@@ -163,7 +163,7 @@ fn is_xfs_copy(view: &View<'_>) -> bool {
     superblock[INPROGRESS] != 0 || of_another
 }
 
-/// Whether a superblock of ext is the first one, and not by chance: two bytes are its mark.
+/// Whether this is the first superblock of ext, and no coincidence: its magic has only two bytes.
 fn ext_first(view: &View<'_>) -> bool {
     let Some(superblock) = view.bytes::<104>(1024) else { return false };
     let (log, group) = (&superblock[24..28], &superblock[90..92]);
@@ -195,7 +195,7 @@ pub(crate) fn extent(view: &View<'_>) -> u64 {
     said.unwrap_or_else(|| view.len())
 }
 
-/// What a superblock says that is whole.
+/// The size according to a sound superblock.
 fn xfs_extent(view: &View<'_>) -> Option<u64> {
     let sector = Superblock::claimed_sector_size(&view.vec(0, 512)?).ok()?;
     let superblock = Superblock::parse(&view.vec(0, usize::try_from(sector).ok()?)?).ok()?;

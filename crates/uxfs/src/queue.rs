@@ -9,17 +9,17 @@ use xfs::iomap::FileMap;
 /// Requests in flight on one [`File`], owned by one thread; see [`File::queue`]. They end in any order; those that
 /// overlap are kept apart.
 ///
-/// A request holds its range until its completion is taken, so that whoever pushes should soon [`wait`](Self::wait),
-/// and must not meanwhile block for bytes that are in flight here, through whatever handle or queue of the file: it
-/// would wait for itself; nor close the volume, or give the file capabilities, for which overwrites have to be over.
+/// A request holds its range until its completion is taken, so the thread should [`wait`](Self::wait) soon.
+/// Meanwhile it must not block on the bytes that are in flight here, through any handle or queue of the file: it
+/// would wait for itself. Nor may it close the volume or give the file capabilities, since both wait for overwrites.
 pub struct Queue {
     pub(crate) queue: DirectQueue<FileMap>,
-    /// Let go of behind the requests.
+    /// Dropped after the requests.
     pub(crate) _unbuffered: Unbuffered<FileMap>,
     pub(crate) file: File,
 }
 
-/// A request that is over.
+/// A finished request.
 #[derive(Debug)]
 pub struct Completion {
     /// The tag it was pushed with.
@@ -65,7 +65,7 @@ impl Queue {
         Ok(self.queue.submit()?)
     }
 
-    /// Submits, waits until at least `min` requests are over (0: does not wait), and hands each one that is to
+    /// Submits, waits until at least `min` requests are done (0: does not wait), and hands each one that is to
     /// `done`. Returns how many.
     pub fn wait(&mut self, min: u32, mut done: impl FnMut(Completion)) -> Result<u32> {
         Ok(self.queue.wait(min, &mut |over| {

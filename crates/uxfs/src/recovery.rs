@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What was found in a log that was dirty when the volume was opened, and what became of it.
+/// The recovery of a log that was dirty when the volume was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
@@ -22,13 +22,13 @@ pub struct Recovery {
     pub items: u64,
     /// Buffers, inodes, chunks of inodes and dquots that were put in their places.
     pub replayed: u64,
-    /// Items that were passed over, as what is on disk is newer.
+    /// Items that were skipped, because the disk has something newer.
     pub newer: u64,
-    /// Items that were passed over, as their blocks were freed later.
+    /// Items that were skipped, because their blocks were freed later.
     pub cancelled: u64,
     /// Bytes of metadata that changed.
     pub bytes_changed: u64,
-    /// Kinds of work that was begun and not finished when the crash came.
+    /// Kinds of intents that were unfinished at the crash.
     pub unfinished: Vec<String>,
     /// Why the volume cannot be recovered for writing, if so.
     pub obstacle: Option<String>,
@@ -36,7 +36,7 @@ pub struct Recovery {
     pub extents_freed: u64,
     /// Inodes without a name that were freed.
     pub inodes_freed: u64,
-    /// Whether the device was written: if not, all this is in memory only.
+    /// Whether the device was written. If not, the recovery was in memory only.
     pub written: bool,
 }
 

@@ -1,23 +1,23 @@
-//! Files that share blocks: clones, what is found to be the same, and copies that share where they can.
+//! Files that share blocks: clones, deduplication, and copies that share where they can.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
-use crate::two_files::{self, HeldBoth, Part};
+use crate::two_files::{self, HeldBoth, LockedPart};
 use fileio::FILE_END_MAX;
 use std::ops::Range;
 use std::sync::Arc;
-use xfs::file::{self, Share, ShareEnd};
+use xfs::file::{self, Reflink, ReflinkEnd};
 use xfs_format::inode::InodeFlags2;
 use xfs_format::types::FileBlock;
 
 /// Bytes that are compared, or copied, at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// What came of [`File::dedupe_range`].
+/// The result of [`File::dedupe_range`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Deduped {
-    /// So many bytes are the same, and are there only once from now on.
+    /// This many bytes are the same, and are now stored only once.
     Same(u64),
     /// The two ranges differ. Nothing was changed.
     Differs,
@@ -41,23 +41,23 @@ impl Ranges {
     }
 }
 
-/// What is wanted of two ranges.
+/// The requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     /// All of it.
     Clone,
-    /// As much of it as is whole blocks, and the same.
+    /// As much as is whole blocks and equal.
     Dedupe,
 }
 
 impl File {
-    /// Has `to` share `len` bytes of this file from byte `from` on, at its byte `at`: no content is copied, and what either
-    /// file writes later is its own. With a `len` of 0 all up to the end of this file. `to` grows if it ends before, and may
-    /// be this file if the ranges have nothing in common. Holes stay holes.
+    /// Clones `len` bytes of this file from byte `from` on into `to` at byte `at`: no content is copied, and later
+    /// writes to one file do not affect the other. A `len` of 0 means up to the end of this file. `to` grows if needed,
+    /// and may be this file if the ranges do not overlap. Holes stay holes.
     ///
-    /// Both offsets must be whole blocks, and so must the length, unless the range reaches to the end of this file, and to
-    /// the end of `to` or behind it. Where the volume has no reflink: [`ErrorKind::Unsupported`]. What fails on the way leaves in
-    /// `to`, block by block, old content or new.
+    /// Both offsets must be whole blocks, and so must the length, unless the range reaches the end of this file, and at
+    /// least the end of `to`. Where the volume has no reflink: [`ErrorKind::Unsupported`]. After a failure, each block
+    /// of `to` has its old or new content.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), uxfs::Error> {
@@ -82,18 +82,18 @@ impl File {
         self.share_held(to, ranges, Wanted::Clone)
     }
 
-    /// Compares `len` bytes of this file from byte `from` on with those of `to` from byte `at` on, and has both files share
-    /// one copy if they are the same. Neither changes meanwhile, and neither's content or times change. Both ranges must lie
-    /// within the files and begin at whole blocks; a part of a block at their end counts only if both files end there.
+    /// Compares `len` bytes of this file from byte `from` on with those of `to` from byte `at` on, and shares them if
+    /// they are equal. Writers wait meanwhile. Content and times do not change. Both ranges must lie within the files
+    /// and begin at whole blocks; a part of a block at their end counts only if both files end there.
     pub fn dedupe_range(&self, from: u64, to: &Self, at: u64, len: u64) -> Result<Deduped> {
         self.check_pair(to)?;
         if from.saturating_add(len) > self.size_to_change()? {
-            return Err(invalid("the range reaches behind the end of the file"));
+            return Err(invalid("the range reaches past the end of the file"));
         }
         if len == 0 {
             return Ok(Deduped::Same(0));
         }
-        // What was shared of it is the same still.
+        // What was shared so far is still equal.
         self.with_room(|| self.dedupe(to, Ranges { from, at, len }))
     }
 
@@ -108,8 +108,8 @@ impl File {
         Ok(Deduped::Same(ranges.len))
     }
 
-    /// Copies `len` bytes of this file from byte `from` on to byte `at` of `to`; gives how many that were, which is fewer
-    /// if this file ends before. What can be shared is, where the volume has reflink; the rest is copied.
+    /// Copies `len` bytes of this file from byte `from` on to byte `at` of `to`; gives how many were copied, which is
+    /// fewer if this file ends before. With reflink, whole blocks are shared; the rest is copied.
     pub fn copy_range(&self, from: u64, to: &Self, at: u64, len: u64) -> Result<u64> {
         self.check_pair_anywhere(to)?;
         to.check_writable()?;
@@ -128,7 +128,7 @@ impl File {
         if !shares {
             return self.copy_bytes(to, ranges);
         }
-        // Whole blocks, and what lies before and behind them.
+        // Whole blocks, and the parts before and after them.
         let head = (from.next_multiple_of(block) - from).min(len);
         let ends_both = from + len == size && at + len >= to.size();
         let middle = if ends_both { len - head } else { (len - head) & !(block - 1) };
@@ -136,7 +136,7 @@ impl File {
         if done == head && middle > 0 {
             let whole = Ranges { from: from + head, at: at + head, len: middle };
             done += match self.clone_range(whole.from, to, whole.at, whole.len) {
-                // A file that moved its end meanwhile, or a group that is too full for one more owner.
+                // The end of a file has moved, or a group has no room for one more owner.
                 Err(error) if matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::InvalidInput) => {
                     self.copy_bytes(to, whole)?
                 }
@@ -149,7 +149,7 @@ impl File {
         Ok(done)
     }
 
-    /// Copies a range, and gives how much of it that was: less if the file ends before.
+    /// Copies a range, and gives how many bytes: fewer if the file ends before.
     fn copy_bytes(&self, to: &Self, ranges: Ranges) -> Result<u64> {
         let mut buf =
             blockdev::AlignedBuf::zeroed(CHUNK_BYTES.min(ranges.len.next_multiple_of(4096)) as usize);
@@ -158,7 +158,7 @@ impl File {
             let most = (ranges.len - done).min(buf.len() as u64) as usize;
             let read = self.read_at(&mut buf[..most], ranges.from + done)?;
             if read == 0 {
-                // That is no end if a close has made it one.
+                // It is no real end if a close has freed the file.
                 self.size_to_change()?;
                 break;
             }
@@ -180,11 +180,11 @@ impl File {
         Ok(file::check_sharing(self.node.volume.engine())?)
     }
 
-    /// No range ends behind what a file can have.
+    /// No range ends past the largest file.
     fn check_ends(&self, ranges: Ranges) -> Result<()> {
         let ends = |start: u64| start.checked_add(ranges.len).filter(|&end| end <= FILE_END_MAX);
         if ends(ranges.from).is_none() {
-            return Err(invalid("the range ends behind what a file can have"));
+            return Err(invalid("the range ends past the largest file offset"));
         }
         let most = FILE_END_MAX & !(self.block() - 1);
         match ends(ranges.at) {
@@ -193,7 +193,7 @@ impl File {
         }
     }
 
-    /// Holds both ranges, and says what of them is to be shared, as long as they are held; `None` if nothing is.
+    /// Holds both ranges, and gives what to share while they are held; `None`: nothing.
     fn hold_pair<'a>(
         &'a self,
         to: &'a Self,
@@ -208,17 +208,17 @@ impl File {
             let size = to.size();
             let grows = ranges.destination().end > size;
             if grows {
-                // The end moves, and what lies behind it must not hold data.
+                // The end moves, and there must be no data past it.
                 destination = destination.start.min(size & !(block - 1))..u64::MAX;
             }
             let held = two_files::hold(
-                Part { file: self, bytes: source, changes: false },
-                Part { file: to, bytes: destination.clone(), changes: true },
+                LockedPart { file: self, bytes: source, changes: false },
+                LockedPart { file: to, bytes: destination.clone(), changes: true },
             )?;
-            // By the sizes of now, which stay as far as they matter.
+            // By the present sizes, which cannot change in a way that matters.
             let now = self.checked_pair(to, asked, wanted)?;
             let is_same = now.is_some_and(|now| now.len == ranges.len);
-            // The size that it had when it was held: it may have grown since, with an end that nobody holds.
+            // The size at the time of the hold: it may have grown since, as its end is not held.
             let held_size = held.size(to);
             let is_held = held_size >= ranges.destination().end || grows && held_size >= destination.start;
             if is_same && is_held {
@@ -227,13 +227,13 @@ impl File {
         }
     }
 
-    /// What of two ranges is to be shared, by the sizes that the files have.
+    /// What to share of two ranges, given the sizes of the files.
     fn checked_pair(&self, to: &Self, asked: Ranges, wanted: Wanted) -> Result<Option<Ranges>> {
         let Ranges { from, at, mut len } = asked;
         let (block, size, to_size) = (self.block(), self.size_to_change()?, to.size_to_change()?);
         if wanted == Wanted::Clone && len == 0 {
             len = match size.checked_sub(from) {
-                None => return Err(invalid("the range begins behind the end of the file")),
+                None => return Err(invalid("the range begins past the end of the file")),
                 Some(0) => return Ok(None),
                 Some(rest) => rest,
             };
@@ -247,10 +247,10 @@ impl File {
         self.check_ends(ranges)?;
         let (end, to_end) = (from + len, at + len);
         if end > size {
-            return Err(invalid("the range reaches behind the end of the file"));
+            return Err(invalid("the range reaches past the end of the file"));
         }
         if wanted == Wanted::Dedupe && to_end > to_size {
-            return Err(invalid("the range reaches behind the end of the other file"));
+            return Err(invalid("the range reaches past the end of the other file"));
         }
         // A part of a block is shared if it ends both files.
         let ends_both = end == size && to_end >= to_size;
@@ -306,21 +306,21 @@ impl File {
         let core = self.entry().current();
         let core = core.core();
         let whole = ranges.from == 0 && ranges.at == 0 && ranges.len == self.size() && ranges.len >= size;
-        let has_hint = to.entry().peek().core().flags2.contains(InodeFlags2::COWEXTSIZE);
+        let has_hint = to.entry().snapshot().core().flags2.contains(InodeFlags2::COWEXTSIZE);
         let hint =
             (whole && core.flags2.contains(InodeFlags2::COWEXTSIZE) && !has_hint).then_some(core.cowextsize);
         let log = engine.geometry().block_log;
         let blocks = |bytes: u64| FileBlock(bytes >> log);
         let source = ranges.source();
-        let share = Share {
+        let share = Reflink {
             from: self.entry(),
             blocks: blocks(source.start)..blocks(source.end.next_multiple_of(self.block())),
             to: to.entry(),
             at: blocks(ranges.at),
             size: end,
-            end: (wanted == Wanted::Clone).then(|| ShareEnd { hint, now: to.node.volume.now() }),
+            end: (wanted == Wanted::Clone).then(|| ReflinkEnd { hint, now: to.node.volume.now() }),
         };
-        Ok(file::share_blocks(engine, &share)?)
+        Ok(file::reflink_blocks(engine, &share)?)
     }
 }
 

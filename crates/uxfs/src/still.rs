@@ -1,23 +1,22 @@
-//! How long to wait for files that are to be kept still, so that nobody writes to them.
+//! How long to wait for files that must not be written meanwhile.
 //!
-//! Invariant: nobody is kept for long from what has to come before a file is free. One who has overwrites of a file in a
-//! queue, and is to take them out, may be kept at another file that is held already, or at other bytes of that very one,
-//! where those who come later stand behind who waits for all of it. Nobody can tell; so each wait is a short one at first,
-//! and all is let go between two of them.
+//! Invariant: no deadlock lasts. A thread with overwrites in a queue may be blocked by a file that we already hold, or
+//! by our wait for all of a file, behind which later requests queue. This cannot be detected, so each wait is short at
+//! first, and everything is released between two attempts.
 
 use std::time::{Duration, Instant};
 
-/// How long the first attempt waits for a file; each one after it waits twice as long.
+/// How long the first attempt waits for a file. Each further one waits twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
 /// For how long attempts are made.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long nothing is attempted after one that failed.
+/// The pause after a failed attempt.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Makes attempts, each of which is told how long it may wait for a file and lets go of all when it fails, until one
-/// succeeds, or none has for some seconds.
+/// Makes attempts until one succeeds, for some seconds at most. Each is told how long it may wait for a file, and
+/// releases everything if it fails.
 pub(crate) fn patiently<T, E>(
     mut attempt: impl FnMut(Duration) -> std::result::Result<T, E>,
 ) -> std::result::Result<T, E> {
@@ -27,7 +26,7 @@ pub(crate) fn patiently<T, E>(
         let left = until.saturating_duration_since(Instant::now());
         match attempt(wait.min(left)) {
             Err(_) if !left.is_zero() => {
-                // One that failed at once would fail as fast again.
+                // An attempt that failed at once would fail again at once.
                 std::thread::sleep(PAUSE.min(left));
                 wait = (wait * 2).min(PATIENCE);
             }

@@ -1,34 +1,32 @@
 //! Making a file durable: when somebody asks, or with each change.
 //!
 //! Invariants:
-//! - data first: what is to be durable is on the device before a flush of it begins, and before the log is forced that says
-//!   where it lies;
-//! - the log is forced only where something of the file may not be in it, times aside: its map, its size, a name, an
-//!   attribute. Who writes over what is there pays for the data alone;
-//! - the device is flushed once, by the log on its way or by who asks;
-//! - nothing is locked while the device flushes, and whoever waits for a flush shares it with all who do
-//!   ([`fileio::Flushing`]).
+//! - data first: they are on the device before the flush begins, and before the log is forced that says where they lie;
+//! - the log is forced only if it may lack something of the file other than times: its map, size, a name or an
+//!   attribute. An overwrite costs only its data;
+//! - the device is flushed once, by the log force or by the caller;
+//! - no lock is held while the device flushes, and all waiters share a flush ([`fileio::Flushing`]).
 
 use crate::error::Result;
 use crate::file::File;
 use std::ops::Range;
 use xfs::file;
 
-/// When a change of a file's content is durable, for one handle of it.
+/// When changes of a file's content through a handle become durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Syncing {
     /// When the file or the volume is synced.
     #[default]
     Later,
-    /// When the call returns, with all that is needed to read it back, as with `O_DSYNC`.
+    /// When the call returns, with what is needed to read it back, as with `O_DSYNC`.
     Data,
-    /// When the call returns, with times and all else, as with `O_SYNC`.
+    /// When the call returns, with all metadata, as with `O_SYNC`.
     All,
 }
 
 impl File {
-    /// The same file, each of whose changes of content through this handle is durable when `syncing` says. What a write has
-    /// changed by the time at which making it durable fails, stays changed.
+    /// The same file, with changes of content through this handle durable as `syncing` says. If a change cannot be made
+    /// durable, it is still made.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), uxfs::Error> {
@@ -46,24 +44,24 @@ impl File {
         file
     }
 
-    /// Makes everything durable that was written and changed of the file before, as `fsync` does. What could not be written
-    /// back since this handle last asked is told here, once.
+    /// Makes everything durable that was written and changed of the file before, as `fsync` does. Reports, once,
+    /// failures of write-back since the last call.
     pub fn sync(&self) -> Result<()> {
         self.make_durable(0..u64::MAX, Syncing::All)
     }
 
-    /// Makes durable what was written to the file before, and all that is needed to read it back, as `fdatasync` does: times
-    /// may be those of before. Otherwise as [`sync`](Self::sync).
+    /// Makes the file's data durable, and what is needed to read them back, as `fdatasync` does. Times may not be
+    /// included. Otherwise as [`sync`](Self::sync).
     pub fn sync_data(&self) -> Result<()> {
         self.sync_range(0..u64::MAX)
     }
 
-    /// As [`sync_data`](Self::sync_data), of what was written to `range`: the rest of what is in memory alone stays there.
+    /// As [`sync_data`](Self::sync_data), for `range` alone: other dirty pages stay in memory.
     pub fn sync_range(&self, range: Range<u64>) -> Result<()> {
         self.make_durable(range, Syncing::Data)
     }
 
-    /// What every write ends with: `range` is durable, if this handle has it so.
+    /// The end of every write: makes `range` durable, if this handle asks for it.
     #[inline]
     pub(crate) fn written(&self, range: Range<u64>) -> Result<()> {
         match self.syncing {
@@ -72,19 +70,18 @@ impl File {
         }
     }
 
-    /// What every other change of content ends with.
+    /// The end of every other change of content.
     pub(crate) fn changed(&self) -> Result<()> {
         self.written(0..u64::MAX)
     }
 
-    /// A write that this handle has durable, in the cheapest way that there is; `false` if it is none for that, and nothing was
-    /// written.
+    /// A durable write in the cheapest way. `false`: that is not possible, and nothing was written.
     #[inline]
     pub(crate) fn overwrite_durably(&self, buf: &[u8], offset: u64) -> Result<bool> {
         if self.syncing != Syncing::Data || !self.data.overwrite_durably(offset, buf)? {
             return Ok(false);
         }
-        // The way there may not be in the log yet.
+        // The log may not have the mapping yet.
         self.node.volume.engine().force_upto(self.entry().datasync_seq())?;
         Ok(true)
     }
@@ -104,7 +101,7 @@ impl File {
         volume.sync_upto(upto)
     }
 
-    /// Writes back what is in memory alone, and tells what failed since this handle last asked.
+    /// Writes dirty pages back, and reports failures since the last call.
     fn write_back(&self, range: Range<u64>) -> Result<()> {
         let written = self.data.write_back(range);
         if let Some(failure) = self.data.failed_since(&self.told) {

@@ -1,8 +1,8 @@
-//! Parts of two files that are held at once, or of one.
+//! Holding parts of two files at once, or two parts of one file.
 //!
-//! Invariants: of two files, the one with the lower inode number is held first, and of one file all between the two parts is
-//! held at once: nobody waits in a circle. Overwrites in a queue are over when its thread takes them out, and that thread may
-//! wait for what is held here already: so each wait is a short one, and all is let go between two of them (`still`).
+//! Invariants: the file with the lower inode number is held first, and within one file everything between the two parts
+//! is held at once, so there is no deadlock. An overwrite in a queue ends when its thread takes it out, and that thread
+//! may wait for what is held here: so each wait is short, and everything is released between two attempts (`still`).
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
@@ -13,13 +13,13 @@ use std::ops::Range;
 use std::time::Duration;
 use xfs::iomap::FileMap;
 
-/// A part of a file that is to be held.
+/// A part of a file to hold.
 #[derive(Clone, Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct LockedPart<'a> {
     pub(crate) file: &'a File,
     /// Whole blocks.
     pub(crate) bytes: Range<u64>,
-    /// Whether it is to be changed; if not, readers go on.
+    /// Whether it will be changed. If not, readers can go on.
     pub(crate) changes: bool,
 }
 
@@ -28,11 +28,11 @@ pub(crate) struct HeldBoth<'a> {
     held: Vec<HeldPart<'a>>,
 }
 
-/// The number of an inode, and what is held of its file.
+/// An inode number, and the hold on its file.
 type HeldPart<'a> = (u64, HeldToChange<'a, FileMap>);
 
 impl HeldBoth<'_> {
-    /// The size that a file had on the device when its part was held. Where its end lies in that part, it stays.
+    /// The size of a file on the device when its part was held. If its end lies in that part, it cannot change.
     pub(crate) fn size(&self, file: &File) -> u64 {
         let ino = file.node.ino();
         let held = self.held.iter().find(|(held, _)| *held == ino);
@@ -40,15 +40,15 @@ impl HeldBoth<'_> {
     }
 }
 
-/// Holds both parts. [`ErrorKind::Busy`] if overwrites that are in a queue keep being in the way; where what is in memory
-/// cannot be written back, it says why, and makes no further attempt.
-pub(crate) fn hold<'a>(one: Part<'a>, other: Part<'a>) -> Result<HeldBoth<'a>> {
+/// Holds both parts. [`ErrorKind::Busy`] if overwrites in a queue stay in the way. If dirty pages cannot be written
+/// back, it fails with that error at once.
+pub(crate) fn hold<'a>(one: LockedPart<'a>, other: LockedPart<'a>) -> Result<HeldBoth<'a>> {
     let parts = match one.file.node.ino().cmp(&other.file.node.ino()) {
         Ordering::Less => vec![one, other],
         Ordering::Greater => vec![other, one],
         Ordering::Equal => {
             let (start, end) = (one.bytes.start.min(other.bytes.start), one.bytes.end.max(other.bytes.end));
-            vec![Part { bytes: start..end, changes: one.changes || other.changes, file: one.file }]
+            vec![LockedPart { bytes: start..end, changes: one.changes || other.changes, file: one.file }]
         }
     };
     let held = still::patiently(|patience| try_hold(&parts, patience))
@@ -56,9 +56,9 @@ pub(crate) fn hold<'a>(one: Part<'a>, other: Part<'a>) -> Result<HeldBoth<'a>> {
     Ok(HeldBoth { held: held? })
 }
 
-/// One attempt: the number of the inode at which it takes too long.
+/// One attempt; fails with the number of the inode that takes too long.
 fn try_hold<'a>(
-    parts: &[Part<'a>],
+    parts: &[LockedPart<'a>],
     patience: Duration,
 ) -> std::result::Result<std::result::Result<Vec<HeldPart<'a>>, Failure>, u64> {
     let mut all = Vec::with_capacity(parts.len());

@@ -1,4 +1,4 @@
-//! The volume: opening one, and finding what is in it.
+//! Opening a volume, and finding files in it.
 
 use crate::deferring::Deferring;
 use crate::dir::Dir;
@@ -26,19 +26,21 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use xfs::file;
 use xfs::inactive;
+use xfs::inode::{Inode, InodeEntry};
 use xfs::iomap::FileMap;
 use xfs::namespace;
+use xfs::volume::InodeHandle;
 use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.
 pub(crate) const SECTOR_BYTES_MIN: u32 = 512;
 
-/// Threads that write back what is in memory alone.
+/// Threads that write dirty pages back.
 const WRITERS: usize = 2;
 
 /// An open volume. Cheap to clone; all calls may be made from any number of threads at once.
 ///
-/// Permissions are not checked: whoever can read the image can read what is in it.
+/// Permissions are not checked: whoever can read the image can read all files.
 ///
 /// Paths are bytes, with or without a slash in front, and start at the volume's root. Symbolic links are
 /// followed inside the volume alone: an absolute target starts at the volume's root.
@@ -47,27 +49,29 @@ pub struct Volume {
     shared: Arc<Shared>,
 }
 
+/// What every request looks at, apart from the count of handles, which is written whenever one comes or goes.
 #[derive(Debug)]
+#[repr(align(128))]
 struct Shared {
     engine: Arc<xfs::volume::Volume>,
     device: Arc<dyn BlockDevice>,
-    /// The device that the volume's is a part of, and where it starts there, in bytes.
+    /// The device that holds the volume's, and the start in it, in bytes.
     whole: (Arc<dyn BlockDevice>, u64),
-    /// Flushes the device for everyone who waits.
+    /// Flushes the device for all waiters.
     flusher: FlushDevice,
-    /// The device, if nothing is made durable before the volume is closed. Let go of behind the engine, which uses it.
+    /// The device, if nothing becomes durable before the close. Dropped after the engine, which uses it.
     deferring: Option<Deferring>,
     locking: Locking,
     open_files: OpenFiles,
     pages: Arc<PageCache>,
-    /// Threads that write back what is in memory alone, from the first buffered handle on.
+    /// Threads that write dirty pages back, from the first buffered handle on.
     writers: OnceLock<Option<Writers>>,
-    /// Up to where it was told what could not be written back.
+    /// Write-back failures up to here were reported.
     told: SyncCursor,
-    /// Held by who decides whether the volume can be closed.
+    /// Held while it is decided whether the volume can be closed.
     closing: Mutex<()>,
-    /// The device, if small writes to it are gathered, and the claim to it: let go of last, as some may be under way until
-    /// nobody has the device any more.
+    /// The device, if small writes to it are gathered, with the claim to it. Dropped last, as writes may be in progress
+    /// until then.
     gathering: Option<Gathering>,
 }
 
@@ -75,7 +79,7 @@ impl Drop for Shared {
     /// When the last handle is dropped the volume has ended, and the next may open it.
     fn drop(&mut self) {
         point("a volume is let go");
-        // What was not synced is lost, as in a crash. They use the engine.
+        // What was not synced is lost, as in a crash. The threads use the engine.
         self.pages.abandon();
         drop(self.writers.take());
         self.open_files.keep_none();
@@ -86,8 +90,8 @@ impl Drop for Shared {
 impl Volume {
     /// Opens the volume in an image file or on a block device.
     ///
-    /// Other processes that open it so do not write it while it is open, nor open it while it is open for writing: that is
-    /// [`ErrorKind::Locked`]. Who writes it without asking may be told by [`written_by`](crate::written_by).
+    /// Other processes that use this library cannot write it while it is open, nor open it while it is open for
+    /// writing: [`ErrorKind::Locked`]. Writers that take no lock may be found by [`written_by`](crate::written_by).
     ///
     /// ```no_run
     /// use uxfs::{OpenOptions, Volume};
@@ -102,10 +106,11 @@ impl Volume {
     /// ```
     pub fn open(image: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let image = image.as_ref();
-        let how = FileOptions::new().write(options.writable).keep_writers_out(true).direct(options.direct);
+        let how =
+            FileOptions::new().write(options.engine.writable).keep_writers_out(true).direct(options.direct);
         match Self::open_device(Arc::new(how.open(image)?), options) {
             // The disk under an image file has larger sectors than the volume, or than the volume's start is a
-            // multiple of. The host's page cache has no such unit.
+            // multiple of. The host's page cache has no such limit.
             Err(error) if error.kind() == ErrorKind::SectorSize && image.is_file() => {
                 let file = how.clone().sector_size(SECTOR_BYTES_MIN).open(image)?;
                 Self::open_device(Arc::new(file), options)
@@ -114,40 +119,33 @@ impl Volume {
         }
     }
 
-    /// Opens the volume on any device, of which `options` may choose a part. Where a request panics, it has failed.
+    /// Opens the volume on any device; `options` may choose a part of it. A panic of a request counts as a failure.
     pub fn open_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Self> {
         let device = Caught::before(device);
         let whole = (Arc::clone(&device), options.offset);
         let device = part(device, options)?;
         let deferring = match options.durable_at_close {
-            true => Some(Deferring::new(Arc::clone(&device), options.writable)?),
+            true => Some(Deferring::new(Arc::clone(&device), options.engine.writable)?),
             false => None,
         };
         let device = deferring.as_ref().map_or(device, Deferring::device);
-        let gathering = match options.gather_writes && options.writable && deferring.is_none() {
+        let gathering = match options.gather_writes && options.engine.writable && deferring.is_none() {
             true => Some(Gathering::new(Arc::clone(&device))?),
             false => None,
         };
         let device = gathering.as_ref().map_or(device, Gathering::device);
         let claim = deferring.as_ref().and_then(Deferring::claim);
         let claim = claim.or_else(|| gathering.as_ref().map(Gathering::claim));
-        let engine_options = xfs::volume::OpenOptions {
-            norecovery: options.norecovery,
-            writable: options.writable,
-            cache_size: options.cache_size,
-            repeatable: options.repeatable.map(crate::change::engine_time),
-            designs: options.designs,
-        };
-        let engine = xfs::volume::Volume::open_claimed(Arc::clone(&device), &engine_options, claim)
+        let engine = xfs::volume::Volume::open_claimed(Arc::clone(&device), &options.engine, claim)
             .map_err(|error| explain(error, &*device))?;
         let flusher = FlushDevice::new(Arc::clone(&device), options.flushing);
-        let (locking, open_files) = (options.locking, OpenFiles::within(options.cache_size));
-        let (all, metadata) = (options.cache_size, Arc::downgrade(&engine));
+        let (locking, open_files) = (options.locking, OpenFiles::within(options.engine.cache_size));
+        let (all, metadata) = (options.engine.cache_size, Arc::downgrade(&engine));
         let share = move |used| metadata.upgrade().map_or(all, |engine| engine.share_memory(used));
         let pages = PageCache::sharing(all, share);
         let (writers, told) = (OnceLock::new(), pages.sync_cursor());
-        if options.repeatable.is_some() {
-            // No thread does anything unasked.
+        if options.engine.repeatable.is_some() {
+            // There is no background thread.
             let _none = writers.set(None);
         }
         Ok(Self {
@@ -190,13 +188,13 @@ impl Volume {
         }
     }
 
-    /// What `path` names, if that can be said without a walk.
+    /// The inode of `path`, if all names are cached.
     fn cached(&self, path: &[u8], follow: bool) -> Option<Node> {
         let dentry = path::cached(self.engine(), path, follow)?;
         Some(Node { volume: self.clone(), handle: namespace::handle_of(self.engine(), &dentry)? })
     }
 
-    /// What the volume says of what `path` names, if that can be said without a walk.
+    /// The metadata of `path`, if all names are cached.
     fn cached_metadata(&self, path: &[u8], follow: bool) -> Option<Metadata> {
         let engine = self.engine();
         let dentry = path::cached(engine, path, follow)?;
@@ -209,7 +207,14 @@ impl Volume {
         Ok(Node { volume: self.clone(), handle })
     }
 
-    /// What the volume says of the file that `path` names; a symbolic link at its end is followed.
+    /// The metadata of the file of any type with this inode number.
+    pub fn metadata_of(&self, ino: u64) -> Result<Metadata> {
+        let engine = self.engine();
+        let look = |entry: &InodeEntry, inode: &Inode| engine::metadata_in_memory(engine, entry, inode);
+        Ok(engine.look_at_inode(InodeNumber(ino), look)?)
+    }
+
+    /// The metadata of `path`; a symbolic link at its end is followed.
     pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Metadata> {
         self.metadata_at(path.as_ref(), true)
     }
@@ -253,8 +258,8 @@ impl Volume {
         })
     }
 
-    /// Does something with what `path` names: with what it names then, if the file that was found is gone before that was
-    /// done. A name that is given to one file after the other always has one.
+    /// Does something with the file of `path`. If the file is gone before that is done, looks the path up again: a name
+    /// that moves from file to file always has one.
     fn at<R>(&self, path: &[u8], follow: bool, mut work: impl FnMut(&Node) -> Result<R>) -> Result<R> {
         if let Some(node) = self.cached(path, follow) {
             match work(&node) {
@@ -273,32 +278,30 @@ impl Volume {
 
     /// Shape, features and free space.
     pub fn info(&self) -> Result<VolumeInfo> {
-        // Without them the rest can be said all the same.
+        // The rest does not depend on them.
         let attributes = self.root().and_then(|root| root.xattr_names()).unwrap_or_default();
         engine::info(self.engine(), &attributes)
     }
 
-    /// Of [`VolumeInfo::free_blocks`], those that no file gets: each group keeps some so that its metadata can grow. A kernel's
-    /// `df` leaves them out, and while it has the volume mounted a twentieth of all blocks more, up to 8192. Reads the
-    /// headers of all groups.
+    /// The part of [`VolumeInfo::free_blocks`] that files cannot use: each group keeps some for its metadata. A
+    /// kernel's `df` leaves them out, and also a twentieth of all blocks, up to 8192, while the volume is mounted.
+    /// Reads the headers of all groups.
     pub fn kept_back_blocks(&self) -> Result<u64> {
         Ok(self.engine().kept_back()?)
     }
 
-    /// What was found in the log and done with it when the volume was opened. `None`: the log was clean, or recovery
-    /// was not wanted.
+    /// The recovery when the volume was opened. `None`: the log was clean, or recovery was disabled.
     pub fn recovery(&self) -> Option<Recovery> {
         self.engine().recovery().map(Recovery::from)
     }
 
-    /// Whether the superblock's copies lagged behind it when the volume was opened for writing, and were made to follow: a
-    /// change of its size, label, UUID or features had been cut short.
+    /// Whether the copies of the superblock were out of date when the volume was opened for writing, and were updated:
+    /// a change of its size, label, UUID or features had been interrupted.
     pub fn copies_settled(&self) -> bool {
         self.engine().copies_settled()
     }
 
-    /// Makes everything durable that was changed before this call. What could not be written back since it was last called
-    /// is told here, once.
+    /// Makes all earlier changes durable. Reports, once, failures of write-back since the last call.
     pub fn sync(&self) -> Result<()> {
         let written = self.pages().write_every_file_back();
         if let Some(failure) = self.pages().failed_since(&self.shared.told) {
@@ -306,79 +309,79 @@ impl Volume {
         }
         written?;
         let times = file::log_all_times(self.engine());
-        // What fails once more is tried again later.
-        let _later = inactive::finish_ends(self.engine());
+        // A second failure is retried later.
+        let _later = inactive::retry_inactivation(self.engine());
         self.engine().sync_all(|| self.shared.flusher.flush())?;
         Ok(times?)
     }
 
-    /// Makes durable what was committed up to a checkpoint, and what was written to the device before. One flush serves all who
-    /// wait for one. If it fails, the volume is shut down, as nobody knows what is lost.
+    /// Makes durable what was committed up to a checkpoint, and earlier writes to the device. One flush serves all
+    /// waiters. If it fails, the volume is shut down, as it is unknown what was lost.
     pub(crate) fn sync_upto(&self, upto: xfs::log::CommitSeq) -> Result<()> {
         Ok(self.engine().sync_upto(upto, || self.shared.flusher.flush())?)
     }
 
-    /// Has the volume do at once what it does by itself when nothing has happened for half a minute: the first time all
-    /// changes become durable, then they are put in their places, then the log is told that it need not be replayed.
-    /// So that tests need not wait.
+    /// Does at once what the volume does by itself after half a minute without activity: the first call makes all
+    /// changes durable, the next one writes them back, and then the log is covered, so that it need not be replayed.
+    /// For tests.
     #[doc(hidden)]
     pub fn pass_idle_time(&self) -> Result<()> {
         Ok(self.engine().pass_idle_time()?)
     }
 
-    /// Writes everything back and leaves a clean log. Nothing can be changed any more after it, and files that are still
-    /// open can be read at most: what other threads are in the middle of comes to its end first, what they begin then
-    /// waits, and fails with [`ErrorKind::ShutDown`]. Overwrites that lie in a [`Queue`](crate::Queue), and that nobody
-    /// takes out, keep the volume from being closed: [`ErrorKind::Busy`], and nothing has happened but that other writers
-    /// waited. A writable volume that is dropped without it is as after a crash: its log has to be replayed.
+    /// Writes everything back and leaves a clean log. Afterwards nothing can be changed, and open files can only be
+    /// read. Calls of other threads that are in progress end first; new ones wait, and fail with
+    /// [`ErrorKind::ShutDown`]. Overwrites that stay in a [`Queue`](crate::Queue) prevent the close:
+    /// [`ErrorKind::Busy`], and nothing has changed. Dropping a writable volume without a close is like a crash: its
+    /// log has to be replayed.
     ///
-    /// [`ErrorKind::Damaged`] says that a file without a name could not be freed: all else is written back, the log is clean,
-    /// and `xfs_repair` finds the file.
+    /// [`ErrorKind::Damaged`] means that a file without a name could not be freed: everything else is written back, the
+    /// log is clean, and `xfs_repair` will find the file.
     ///
-    /// Any other error says why the volume could not be closed. It is shut down then, for good: what was committed is in
-    /// its log, as far as the device took it, for the next opening to recover, which this process can do once all that
-    /// belongs to the volume is dropped; whatever is called meanwhile fails with [`ErrorKind::ShutDown`], another close
-    /// too. Nothing is written any more when this returns.
+    /// Any other error says why the volume could not be closed. It is then shut down for good: committed changes are in
+    /// its log, as far as the device took them, and the next open recovers them. This process can open it once
+    /// everything of the volume is dropped. Until then all calls fail with [`ErrorKind::ShutDown`], even another close.
+    /// Nothing is written after this returns.
     pub fn close(&self) -> Result<()> {
-        // Most of it while others go on.
+        // Most of the work is done while others can still change things.
         let _told_below = self.pages().write_every_file_back();
         let unwritten = self.stop_writes()?;
         if self.engine().is_writable() {
-            // Those who sync are over before the volume ends, and nobody begins to.
+            // Syncs in progress end before the volume does, and no new ones begin.
             let _shut_down = self.shared.flusher.end().inspect_err(|error| self.engine().flush_failed(error));
         }
         if let Some(failure) = unwritten {
-            let closed = self.engine().close_in_vain();
+            let closed = self.engine().shut_down_unclosed();
             self.settle();
             closed?;
             return Err(failure.into());
         }
         let closed = self.engine().close();
-        // Also where it failed.
+        // Also after a failure.
         self.settle();
         closed.map_err(|error| self.device_failure().unwrap_or_else(|| error.into()))?;
         self.shared.deferring.as_ref().map_or(Ok(()), Deferring::finish)
     }
 
-    /// Has what is gathered written, so that nothing is any more.
+    /// Writes all gathered writes out.
     fn settle(&self) {
         if let Some(gathering) = &self.shared.gathering {
             gathering.settle();
         }
     }
 
-    /// Has every write to a file's bytes end, and none begin: those that would, wait until all files are held. Only then
-    /// is it decided, so that nobody is left in the middle, and one who is too busy for it harms nobody.
-    /// Gives why something could not be written back before.
+    /// Waits for all writes to files, and lets no new ones begin: they wait until all files are held. Only then is the
+    /// close decided, so that no write is left half done, and a busy file makes the close fail without harm. Gives the
+    /// error of an earlier write-back, if there was one.
     fn stop_writes(&self) -> Result<Option<Failure>> {
         if !self.engine().is_writable() {
             return Ok(self.pages().failed_since(&self.shared.told));
         }
-        // Two who held some files each would wait for each other.
+        // Two threads that each held some files would wait for each other.
         let _alone = self.shared.closing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut busy = None;
         let attempt = |patience| {
-            // Those who open one file after the other would always be ahead of who holds all that are open.
+            // Threads that keep opening files would always be ahead of one that holds all open files.
             let _held_off = busy.is_some().then(|| self.open_files().hold_off_openers());
             self.hold_all(busy, patience).inspect_err(|&ino| busy = Some(ino))
         };
@@ -388,15 +391,15 @@ impl Volume {
         })
     }
 
-    /// Keeps writers out of all files that are open, out of `first` before the others, and decides then. The number of an
-    /// inode that stays busy for as long as `patience`: all that were held are let go.
+    /// Keeps writers out of all open files, starting with `first`, and then decides. Fails with the inode number of a
+    /// file that stays busy for `patience`, and then releases all files.
     fn hold_all(&self, first: Option<u64>, patience: Duration) -> std::result::Result<Option<Failure>, u64> {
         let engine = self.engine();
         let (mut held, mut unwritten) = (BTreeMap::new(), None);
         loop {
             let others = self.open_files().others(|ino| held.contains_key(&ino), || engine.stop_writes());
             if others.is_empty() {
-                // Who goes on when they are let go fails as the volume is shut down, and says so.
+                // Waiters that continue now fail, as the volume is shut down.
                 return Ok(self.pages().failed_since(&self.shared.told).or(unwritten));
             }
             let mut others = Vec::from_iter(others);
@@ -409,18 +412,18 @@ impl Volume {
         }
     }
 
-    /// Of a volume of which nothing is durable before it is closed: the first failure of its device, which is why all that
-    /// was done since has failed.
+    /// For a volume that becomes durable only at its close: the first failure of its device, which made all later calls
+    /// fail.
     pub fn device_failure(&self) -> Option<Error> {
         self.shared.deferring.as_ref()?.failure()
     }
 
-    /// The device, or the part of it, that the volume is on.
+    /// The device, or the part of it, with the volume.
     pub fn device(&self) -> &Arc<dyn BlockDevice> {
         &self.shared.device
     }
 
-    /// The device that it is a part of, and where it starts there, in bytes.
+    /// The device that holds it, and the start in it, in bytes.
     pub(crate) fn whole_device(&self) -> (&Arc<dyn BlockDevice>, u64) {
         (&self.shared.whole.0, self.shared.whole.1)
     }
@@ -438,7 +441,7 @@ impl Volume {
         self.shared.locking
     }
 
-    /// What keeps pages of this volume's files.
+    /// The page cache of this volume's files.
     pub(crate) fn pages(&self) -> &Arc<PageCache> {
         &self.shared.pages
     }
@@ -448,7 +451,8 @@ impl Volume {
         self.pages().with_room(change, |error| error.kind() == ErrorKind::NoSpace)
     }
 
-    /// Has threads write back what is in memory alone. Where the host has none to give, who writes does so.
+    /// Starts the threads that write dirty pages back. If the host cannot start threads, writers do it
+    /// themselves.
     pub(crate) fn start_writers(&self) {
         self.shared.writers.get_or_init(|| Writers::start(self.pages(), WRITERS).ok());
     }
@@ -457,7 +461,7 @@ impl Volume {
         &self.shared.open_files
     }
 
-    /// Keeps no file in memory that has no name any more and that no handle has open.
+    /// Drops a file from memory that has no name and no open handle.
     pub(crate) fn let_go(&self, nameless: Option<InodeNumber>) {
         if let Some(ino) = nameless {
             self.open_files().let_go(ino.0, |data| data.is_unwanted(FileMap::begin_end));
@@ -465,8 +469,9 @@ impl Volume {
     }
 
     /// The inode that a directory entry names: if it is not in use, the directory is damaged.
-    pub(crate) fn node_of_entry(&self, ino: u64, name: &[u8]) -> Result<Node> {
-        self.node(ino).map_err(|error| match error.kind() {
+    pub(crate) fn handle_of_entry(&self, ino: u64, name: &[u8]) -> Result<InodeHandle> {
+        let found = self.engine().handle(InodeNumber(ino)).map_err(Error::from);
+        found.map_err(|error| match error.kind() {
             ErrorKind::NotFound => Error::new(
                 ErrorKind::Damaged,
                 format!(
@@ -479,8 +484,8 @@ impl Volume {
     }
 }
 
-/// The bytes that a volume at byte `start` of a device may have where nothing else is said: those of its partition, or as many
-/// as are nobody else's. `None`: all that are there. An error: there is a partition table that cannot be believed.
+/// The default extent of a volume at byte `start` of a device: its partition, or what belongs to nothing else. `None`:
+/// the whole device. An error: the partition table cannot be trusted.
 pub(crate) fn room_at(device: &dyn BlockDevice, start: u64) -> Result<Option<u64>> {
     if start == 0 {
         return Ok(None);
@@ -498,17 +503,17 @@ pub(crate) fn part(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Resul
     if !options.offset.is_multiple_of(u64::from(sector)) {
         let offset = options.offset;
         let what = format!("offset {offset} is not a multiple of the device's sectors of {sector} bytes");
-        // Below the smallest sector there is no device that would help.
+        // No device has sectors smaller than this.
         let hopeless = !offset.is_multiple_of(u64::from(SECTOR_BYTES_MIN));
         let kind = if hopeless { ErrorKind::InvalidInput } else { ErrorKind::SectorSize };
         return Err(Error::new(kind, what));
     }
-    // A damaged table is in nobody's way who changes no size.
+    // A damaged table matters only if sizes change.
     let length = options.length.or_else(|| room_at(&*device, options.offset).ok().flatten());
     Ok(Arc::new(Window::new(device, options.offset, length)?))
 }
 
-/// An error that says what is at `path`, unless it is what is wanted.
+/// An error that names the type of `path`, unless it is the wanted one.
 fn wanted(node: &Node, path: &[u8], what: &str, right: bool) -> Result<()> {
     if right {
         return Ok(());
@@ -518,15 +523,15 @@ fn wanted(node: &Node, path: &[u8], what: &str, right: bool) -> Result<()> {
         (_, "directory") => ErrorKind::NotADirectory,
         _ => ErrorKind::WrongType,
     };
-    Err(Error::at_path(kind, path, format_args!("is a {}; a {what} is wanted", node.file_type())))
+    Err(Error::at_path(kind, path, format_args!("is a {}, not a {what}", node.file_type())))
 }
 
-/// Says of a device without an XFS volume what it holds instead.
+/// Adds to the error what the device holds instead of an XFS volume.
 pub(crate) fn explain(error: xfs::Error, device: &dyn BlockDevice) -> Error {
     if !matches!(error, xfs::Error::NotXfs) {
         return error.into();
     }
-    // It is for a message: what cannot be read is not named.
+    // This is for a message: unreadable bytes are ignored.
     let unread = probe::Unread::default();
     let view = probe::View::whole(device, &unread);
     let what = match (probe::describe(&view), partitions::describe(&view)) {
@@ -546,12 +551,13 @@ pub(crate) fn explain(error: xfs::Error, device: &dyn BlockDevice) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::change::{NewNode, Rename};
+    use crate::Rename;
+    use crate::change::NewNode;
     use crate::mkfs::{MkfsOptions, mkfs_device};
     use blockdev::MemoryDevice;
 
-    /// A name that is given to one file after the other, as editors do it, is never without one; whoever opened by it just
-    /// then was told that there was no such file.
+    /// Editors replace a file by renaming another over it, so the name always exists. An open at that moment failed
+    /// with "no such file".
     #[test]
     fn a_name_that_is_replaced_leads_to_what_has_it_then() {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(512 << 20).expect("memory"));

@@ -171,6 +171,7 @@ fn an_open_volume_does_not_grow_over_another_one() {
 
 /// Part of a group, whole ones, and a short one at the end.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_power_cut_while_a_volume_grows_leaves_the_old_size_or_the_new() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = base(dir.path(), &["-d", "size=330m,agsize=100m"]);
@@ -190,6 +191,7 @@ fn a_power_cut_while_a_volume_grows_leaves_the_old_size_or_the_new() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_power_cut_while_a_label_is_set_leaves_the_old_one_or_the_new() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = base(dir.path(), &["-L", "before"]);
@@ -203,6 +205,7 @@ fn a_power_cut_while_a_label_is_set_leaves_the_old_one_or_the_new() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_power_cut_while_a_uuid_changes_leaves_the_old_one_or_the_new() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = base(dir.path(), &[]);
@@ -217,6 +220,7 @@ fn a_power_cut_while_a_uuid_changes_leaves_the_old_one_or_the_new() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_power_cut_while_features_are_switched_on_leaves_none_or_all() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = base(dir.path(), &["-m", "bigtime=0,inobtcount=0", "-i", "nrext64=0"]);
@@ -335,6 +339,7 @@ fn a_close_waits_for_a_label() {
 /// The kernel replays the log of a growth that was cut short, and leaves the copies of the superblock as they were; nobody
 /// wrote them then, as the log was clean.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn copies_that_a_kernel_s_recovery_left_are_written_by_the_next_to_open() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = base(dir.path(), &[]);
@@ -399,6 +404,7 @@ fn a_file_that_becomes_longer_is_nobody_else_s_until_its_volume_has_grown() {
 
 /// Threads make, write, read and remove files, and one fills the volume, while it becomes larger again and again.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_grows_beside_those_who_use_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = dir.path().join("volume.img");

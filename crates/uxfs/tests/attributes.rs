@@ -28,7 +28,7 @@ fn root(volume: &Volume) -> Dir {
     volume.root().expect("root").as_dir().expect("a directory")
 }
 
-/// Files of so many extents.
+/// Files of this many extents.
 fn files(root: &Dir, counts: impl Iterator<Item = usize>) -> Expected {
     let mut all = Expected::new();
     for count in counts {
@@ -43,7 +43,7 @@ fn files(root: &Dir, counts: impl Iterator<Item = usize>) -> Expected {
     all
 }
 
-/// Directories of so many entries.
+/// Directories of this many entries.
 fn dirs(root: &Dir, counts: impl Iterator<Item = usize>) -> Expected {
     let mut all = Expected::new();
     for count in counts {
@@ -58,7 +58,7 @@ fn dirs(root: &Dir, counts: impl Iterator<Item = usize>) -> Expected {
     all
 }
 
-/// Links to targets of so many bytes.
+/// Links to targets of this many bytes.
 fn links(root: &Dir, lens: impl Iterator<Item = usize>) -> Expected {
     let mut all = Expected::new();
     for len in lens {
@@ -132,6 +132,7 @@ fn attributes_come_and_go(options: &[&str], make: impl FnOnce(&Dir) -> Expected)
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn files_whose_extents_fill_the_inode() {
     attributes_come_and_go(&[], |root| files(root, 18..=22));
     attributes_come_and_go(&["-i", "size=2048"], |root| files(root, 113..=118));
@@ -139,11 +140,13 @@ fn files_whose_extents_fill_the_inode() {
 
 /// A tree's root of twenty children fills the inode as well: it moves into a block.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn files_whose_tree_fills_the_inode() {
     attributes_come_and_go(&["-b", "size=1024"], |root| files(root, (300..=1200).step_by(150)));
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn directories_that_fill_the_inode() {
     attributes_come_and_go(&[], |root| dirs(root, 10..=20));
     attributes_come_and_go(&["-i", "size=2048"], |root| dirs(root, 75..=98));
@@ -151,6 +154,7 @@ fn directories_that_fill_the_inode() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn links_whose_target_fills_the_inode() {
     attributes_come_and_go(&[], |root| links(root, (280..=340).step_by(4)));
     attributes_come_and_go(&["-b", "size=1024"], |root| links(root, (280..=340).step_by(4)));
@@ -161,6 +165,7 @@ fn links_whose_target_fills_the_inode() {
 /// Values outside the inode are written past the journal. What was read of the blocks for another file's value stayed
 /// in memory, and the new value could not be read.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn values_take_blocks_that_held_values() {
     let place = tempfile::tempdir().expect("a place");
     let image = made(place.path(), &["-b", "size=1024"]);

@@ -141,6 +141,7 @@ impl Pair {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn every_operation_sees_what_is_in_memory() {
     for compat in ["6.18", "5.15"] {
         for (cache, block) in [(1 << 20, 4096), (64 << 20, 1024)] {
@@ -432,7 +433,7 @@ fn what_is_dirty_of_a_file_that_is_gone_is_written_by_nobody() {
     is_sound(&device);
 }
 
-/// Who opens a file by its node as it is removed has all of it, or is told that it is gone.
+/// Whoever opens a file by its node as it is removed has all of it, or is told that it is gone.
 #[test]
 fn a_dirty_file_that_is_opened_as_it_is_removed_is_whole_or_gone() {
     let device = memory(64 << 20);

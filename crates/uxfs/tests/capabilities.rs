@@ -116,7 +116,7 @@ fn capabilities_wait_for_what_is_being_written() {
     assert!(!has_some(file.node()));
 }
 
-/// Who gives some with overwrites of its own in flight would wait for itself.
+/// Whoever gives some with overwrites of its own in flight would wait for itself.
 #[test]
 fn a_queue_that_nobody_empties_keeps_a_file_from_getting_capabilities() {
     let volume = open(made());

@@ -7,16 +7,14 @@ mod common;
 use blockdev::{BlockDevice, Durability, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
 use common::devices::copy;
 use common::files::new_file;
+use fileio::testing::part_by_part;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use uxfs::{MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Volume, check_device, mkfs_device};
 
 const BYTES: u64 = 96 << 20;
 const BLOCK: usize = 1024;
 const LINKS: usize = 60;
 const BLOCKS: u64 = 80;
-/// Where the threads have few processors, a run may have no checkpoint in its midst.
-const ROUNDS: usize = 40;
 const ENOUGH: u64 = 20;
 
 fn made() -> Arc<dyn BlockDevice> {
@@ -29,18 +27,6 @@ fn made() -> Arc<dyn BlockDevice> {
 
 #[test]
 fn what_recovery_will_finish_is_no_damage() {
-    let mut unfinished = 0;
-    for _ in 0..ROUNDS {
-        unfinished += checkpoints_amid_chains();
-        if unfinished >= ENOUGH {
-            return;
-        }
-    }
-    panic!("only {unfinished} checkpoints end in the midst of something");
-}
-
-/// Looks behind each checkpoint of a run; how many have something unfinished.
-fn checkpoints_amid_chains() -> u64 {
     let device = made();
     let options = OpenOptions::new().writable(true);
     let volume = Volume::open_device(Arc::clone(&device), &options).unwrap();
@@ -60,16 +46,10 @@ fn checkpoints_amid_chains() -> u64 {
     let before = copy(&*device);
     let recorder = Arc::new(Recorder::new(device));
     let volume = Volume::open_device(recorder.clone(), &options).unwrap();
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // Checkpoints end anywhere.
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                volume.sync().unwrap();
-            }
-        });
-        let root = volume.root().unwrap().as_dir().unwrap();
-        let file = volume.open_file("file").unwrap();
+    let root = volume.root().unwrap().as_dir().unwrap();
+    let file = volume.open_file("file").unwrap();
+    // Checkpoints end between any two parts.
+    part_by_part(|| {
         for nth in 0..LINKS.max(BLOCKS as usize / 2) {
             if nth < LINKS {
                 root.remove_file(format!("link{nth}").as_bytes()).unwrap();
@@ -78,14 +58,14 @@ fn checkpoints_amid_chains() -> u64 {
                 file.write_at(&[2; BLOCK], 2 * nth as u64 * BLOCK as u64).unwrap();
             }
         }
-        is_over.store(true, Ordering::Relaxed);
     });
+    drop((root, file));
     let recording = recorder.recording();
     drop(volume);
 
     let rewind = Arc::new(Rewind::new(before));
     let mut power = PowerCuts::new(&recording, Arc::clone(&rewind));
-    let mut unfinished = 0;
+    let mut unfinished = 0_u64;
     for write in recording.writes().iter().filter(|write| write.durability == Durability::Fua) {
         power.advance(write.completed.unwrap() + 1).unwrap();
         power.make(|_| Fate::Applied).unwrap();
@@ -94,5 +74,5 @@ fn checkpoints_amid_chains() -> u64 {
         unfinished += u64::from(!report.owners_known);
         rewind.rewind().unwrap();
     }
-    unfinished
+    assert!(unfinished >= ENOUGH, "only {unfinished} checkpoints end in the midst of something");
 }

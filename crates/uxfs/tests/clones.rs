@@ -173,6 +173,7 @@ fn judge(image: &Path, expected: &[(PathBuf, Vec<u8>)], what: &str) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_are_given_up_and_left_to_the_others() {
     for options in [&[][..], &["-m", "rmapbt=1"]] {
         let (dir, image) = filled_with(options);
@@ -202,6 +203,7 @@ fn blocks_are_given_up_and_left_to_the_others() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn names_of_files_that_share_blocks_go() {
     for options in [&[][..], &["-m", "rmapbt=1"]] {
         for crash in [false, true] {
@@ -241,6 +243,7 @@ fn names_of_files_that_share_blocks_go() {
 
 /// What the kernel once shared and does no longer, and the parts of a file that are its own, are like any others.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_not_shared_can_be_changed() {
     let (_dir, image) = filled();
     let mut expected = content(&image);
@@ -293,6 +296,7 @@ fn what_is_not_shared_can_be_changed() {
 
 /// A file that lost its flag shares its blocks as before.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_that_nothing_marks_as_shared_are_refused_too() {
     let (_dir, image) = filled();
     let ino = open(&image).lookup("a").unwrap().ino();
@@ -330,6 +334,7 @@ fn crash_with(image: &Path, before: &str, gone: &str) {
 
 /// Recovery frees an inode whose blocks another file has: that keeps them.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_inode_without_a_name_that_shares_blocks_is_freed() {
     for (options, gone) in [(&[][..], ""), (&["-m", "rmapbt=1"], ""), (&[], "rm b;")] {
         let dir = scratch();
@@ -350,6 +355,7 @@ fn an_inode_without_a_name_that_shares_blocks_is_freed() {
 
 /// A file may be made beside shared ones, and takes none of their blocks.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn new_files_take_no_shared_block() {
     let (_dir, image) = filled();
     let mut expected = content(&image);

@@ -358,7 +358,7 @@ fn what_is_open_when_a_volume_is_closed_changes_nothing_any_more() {
     assert_eq!(seen.metadata("/open").expect("there").mtime, mtime, "when it was written over");
 }
 
-/// Who closes a volume with requests of its own in flight would wait for itself.
+/// Whoever closes a volume with requests of its own in flight would wait for itself.
 #[test]
 fn a_queue_that_nobody_empties_keeps_a_volume_from_being_closed() {
     let device = made();
@@ -468,7 +468,7 @@ fn files_without_a_name_that_are_open_are_gone_when_a_volume_is_closed() {
 }
 
 /// Files without a name end with a close, and their sizes are 0 then: whoever was about to change one, and found that at a
-/// point behind the first look, was told of a range behind the end, or that all was done.
+/// point behind the first look, was told of a range past the end, or that all was done.
 #[test]
 fn what_is_done_to_files_that_a_close_has_ended_is_refused_for_the_close() {
     type Step = fn(&File, &File) -> uxfs::Result<()>;

@@ -18,8 +18,8 @@ static COUNTING: Mutex<()> = Mutex::new(());
 const THREADS: u32 = 4;
 const FILES: usize = 2000;
 /// Locks that a create and a removal take, those of the journal's threads on their behalf included.
-const CREATE_MOST: f64 = 60.0;
-const REMOVAL_MOST: f64 = 58.0;
+const CREATE_MOST: f64 = 39.0;
+const REMOVAL_MOST: f64 = 42.0;
 
 /// What every class has counted so far.
 fn counts() -> BTreeMap<&'static str, ClassCounts> {

@@ -19,7 +19,7 @@ fn db(image: &Path, how: &str, commands: &[&str]) -> String {
     said(Command::new("xfs_db").arg(how).args(commands).arg(image))
 }
 
-/// Two files that share blocks, of which the tree says that they have so many owners.
+/// Two files that share blocks, of which the tree says that they have this many owners.
 fn made(dir: &Path, options: &[&str], owners: u32) -> PathBuf {
     let image = dir.join("volume.img");
     std::fs::File::create(&image).and_then(|file| file.set_len(320 << 20)).expect("a sparse image");
@@ -103,6 +103,7 @@ fn content(image: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// A count goes up to its limit and stays there, as in a kernel: blocks that have reached it are never free again.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_count_at_its_limit_stays_there_as_in_a_kernel() {
     for (options, owners) in [(["-m", "rmapbt=0"], u32::MAX - 1), (["-m", "rmapbt=1"], u32::MAX - 2)] {
         let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");

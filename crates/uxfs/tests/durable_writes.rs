@@ -141,6 +141,7 @@ fn nothing_is_lost(How { syncing, buffered, fua, gathers, cached }: How) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_a_data_syncing_handle_has_done_outlives_a_power_cut() {
     for fua in [true, false] {
         nothing_is_lost(How { syncing: Syncing::Data, buffered: false, fua, gathers: false, cached: false });
@@ -148,6 +149,7 @@ fn what_a_data_syncing_handle_has_done_outlives_a_power_cut() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn so_does_what_goes_past_what_is_in_memory() {
     for fua in [true, false] {
         nothing_is_lost(How { syncing: Syncing::Data, buffered: false, fua, gathers: false, cached: true });
@@ -155,6 +157,7 @@ fn so_does_what_goes_past_what_is_in_memory() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn so_does_what_goes_through_the_page_cache() {
     nothing_is_lost(How {
         syncing: Syncing::Data,
@@ -167,6 +170,7 @@ fn so_does_what_goes_through_the_page_cache() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn so_does_what_a_handle_syncs_with_its_times() {
     nothing_is_lost(How {
         syncing: Syncing::All,
@@ -179,6 +183,7 @@ fn so_does_what_a_handle_syncs_with_its_times() {
 
 /// What is kept in memory to be gathered is there as well.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn so_does_what_is_gathered_on_the_way() {
     for (buffered, fua) in [(false, true), (true, false)] {
         nothing_is_lost(How { syncing: Syncing::Data, buffered, fua, gathers: true, cached: false });
@@ -522,7 +527,7 @@ fn a_flush_that_fails_is_told_and_ends_the_volume() {
     assert_eq!(file.sync().expect_err("over").kind(), ErrorKind::ShutDown);
 }
 
-/// Who writes and syncs at once is told of it there, others at their next sync, each once.
+/// Whoever writes and syncs at once is told of it there, others at their next sync, each once.
 #[test]
 fn write_back_that_fails_is_told_to_each_handle_once() {
     let fault = Arc::new(FaultDevice::new(device(false), Vec::new()));

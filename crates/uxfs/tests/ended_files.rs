@@ -31,7 +31,7 @@ fn root(volume: &Volume) -> Dir {
     volume.root().expect("root").as_dir().expect("a directory")
 }
 
-/// A file of so many blocks, in as many extents, each with its number in it, from 1 on.
+/// A file of this many blocks, in as many extents, each with its number in it, from 1 on.
 fn file(volume: &Volume, name: &str, blocks: u8) -> File {
     let file =
         root(volume).create_file(name.as_bytes(), &NewNode::default()).expect("made").open().expect("a file");
@@ -89,7 +89,7 @@ fn what_a_file_gives_up_during_a_close_is_counted_as_free() {
     is_clean_and_sound(&device);
 }
 
-/// Who frees a file may need long for it, and the close does what is left.
+/// Whoever frees a file may need long for it, and the close does what is left.
 #[test]
 fn a_close_waits_for_nobody_who_frees_a_file() {
     let device = made();

@@ -66,6 +66,7 @@ const CASES: [(u64, u64, Option<u64>, bool); 4] = [
 ];
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn exchanges_are_the_kernels() {
     for options in [&[][..], &["-m", "rmapbt=0", "-b", "size=1024"]] {
         let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
@@ -119,6 +120,7 @@ fn exchanges_are_the_kernels() {
 /// Power that goes behind an exchange and a write to one of the files, before anybody synced: the other file has all that
 /// it had or all that it got, and not what was just written.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_write_behind_an_exchange_is_in_no_other_file_behind_a_crash() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
     let image = made(dir.path(), &[]);
@@ -138,6 +140,7 @@ fn a_write_behind_an_exchange_is_in_no_other_file_behind_a_crash() {
 
 /// Writes behind an exchange go where the blocks are now, and leave those who share them alone.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn writes_behind_an_exchange_spare_who_shares() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
     let image = made(dir.path(), &[]);
@@ -160,6 +163,7 @@ fn writes_behind_an_exchange_spare_who_shares() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_cannot_be_exchanged_is_refused_and_changes_nothing() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
     let image = made(dir.path(), &[]);
@@ -226,6 +230,7 @@ fn asked(random: &mut Random, sizes: [u64; 3], block: u64) -> Asked {
 /// Whatever the offsets and lengths are, and wherever the files end: what the kernel refuses is refused, and what it does is
 /// done.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn exchanges_at_any_offsets_are_the_kernels() {
     let mut random = Random::seeded();
     for (options, block) in [(&[][..], 4096), (&["-b", "size=1024"], 1024)] {

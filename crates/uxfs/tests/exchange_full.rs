@@ -8,8 +8,8 @@ mod common;
 use blockdev::{BlockDevice, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
 use common::devices::copy;
 use common::files::{fill, fits, new_file};
+use fileio::testing::part_by_part;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use uxfs::{
     ErrorKind, ExchangeOptions, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, check_device,
@@ -68,7 +68,7 @@ fn made() -> Arc<Rewind> {
     Arc::new(Rewind::new(memory))
 }
 
-/// Gives back so many blocks of what is taken.
+/// Gives back this many blocks of what is taken.
 fn free(volume: &Volume, blocks: u64) {
     let filler = volume.open_file("filler").unwrap();
     filler.set_len(filler.size() - blocks * BLOCK).unwrap();
@@ -138,16 +138,7 @@ fn one_that_is_cut_is_finished_where_nothing_else_is_free() {
     let recorder = Arc::new(Recorder::new(copy(&*device)));
     let volume = open(recorder.clone());
     let files = pair(&volume, 0);
-    let is_done = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_done.load(Ordering::Relaxed) {
-                volume.sync().unwrap();
-            }
-        });
-        exchange(&files).unwrap();
-        is_done.store(true, Ordering::Relaxed);
-    });
+    part_by_part(|| exchange(&files)).unwrap();
     drop((files, volume));
     let recording = recorder.recording();
     let mut cuts = PowerCuts::new(&recording, Arc::clone(&device));

@@ -34,7 +34,7 @@ fn made_on(device: &Arc<dyn BlockDevice>, groups: u32, block: u64) -> Volume {
     Volume::open_device(Arc::clone(device), &options).expect("clean")
 }
 
-/// Takes all that is free of the groups before `to`, so many bytes at a time.
+/// Takes all that is free of the groups before `to`, this many bytes at a time.
 fn fill_groups(volume: &Volume, name: &str, to: u64, step: u64) -> File {
     let file = new_file(volume, name);
     let is_behind = |file: &File| file.extents().any(|extent| extent.expect("a map").physical >= to * GROUP);
@@ -58,7 +58,7 @@ fn in_pieces(volume: &Volume, count: u64, block: u64) -> (File, File) {
     (pieces, gaps)
 }
 
-/// Has two blocks copied, so many apart, of each area of a file of so many blocks, which has the area staged.
+/// Has two blocks copied, so many apart, of each area of a file of this many blocks, which has the area staged.
 fn copy_in_each_area(copy: &File, (blocks, area): (u64, u64), (block, apart): (u64, u64)) {
     for at in (0..blocks).step_by(area as usize) {
         // What was left of the group in which the first block lies is used up with that.

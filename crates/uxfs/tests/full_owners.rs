@@ -13,7 +13,7 @@ use uxfs::{Changes, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_d
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// Groups of so many bytes, and caches that hold all that a test writes.
+/// Groups of this many bytes, and caches that hold all that a test writes.
 fn made(group: u64, groups: u32) -> (Arc<dyn BlockDevice>, Volume) {
     let bytes = group * u64::from(groups);
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes).expect("memory"));

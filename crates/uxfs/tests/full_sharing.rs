@@ -68,6 +68,7 @@ fn repair_finds_nothing_in_one_group(image: &Path) {
 /// A cut amid a shared block zeroes the rest of it in a copy. Without space for that it is refused, by a kernel as well, and
 /// the file is as it was; one at the border of a block needs none.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_cut_amid_a_shared_block_needs_space() {
     const AMID: u64 = 85 * BLOCK + 1840;
     let (device, volume) = made(64 << 20, MkfsOptions::new());
@@ -103,6 +104,7 @@ fn a_cut_amid_a_shared_block_needs_space() {
 /// Zeroing shared blocks takes new ones. Another writer takes all space that is left, at whatever moment: the range is zeroed
 /// and has its space, or it is as it was.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn zeroing_of_shared_blocks_leaves_no_hole() {
     let mut zeroed = 0;
     for nth in 1..12 {
@@ -159,6 +161,7 @@ fn zeroing_of_shared_blocks_leaves_no_hole() {
 /// Nothing is free but single blocks, so that a copy is of as many pieces as it has blocks, and the map needs blocks of its
 /// own to tell of them: there is room for all of it, or nothing is written.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_copy_in_pieces_is_whole_or_not_at_all() {
     const COPIED: u64 = 40;
     let (device, volume) = made(64 << 20, MkfsOptions::new().group_count(1));
@@ -214,6 +217,7 @@ fn a_copy_in_pieces_is_whole_or_not_at_all() {
 /// So little is free that a call that copies shared blocks at its ends finds some of its space at most: with each block more
 /// it is refused and nothing has changed, or it is done.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_call_that_is_refused_for_space_has_changed_nothing() {
     const SIZE: u64 = 64 * BLOCK;
     type Call = fn(&File) -> Result<()>;
@@ -273,6 +277,7 @@ fn a_call_that_is_refused_for_space_has_changed_nothing() {
 /// The range lies in two blocks, and is the whole of none: the first one was zeroed, and then there was no space for the map to
 /// tell of the copy of the second one, for which enough had been reserved, but by both.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn zeroing_within_two_blocks_needs_no_space_half_way() {
     let (device, volume) = made(64 << 20, MkfsOptions::new());
     let (one, other) = (new_file(&volume, "one"), new_file(&volume, "other"));
@@ -294,16 +299,17 @@ fn zeroing_within_two_blocks_needs_no_space_half_way() {
     ends_well(&device, volume);
 }
 
-/// A small group that is full but for what it keeps back, beside one that has space, and in it more and more is shared, in
-/// smaller and smaller pieces: each piece of each owner is a record of the reverse map. What does not fit is refused; the
-/// volume goes on.
+/// A small group that is full except for what it keeps back, beside one that has space, and in it more and more is
+/// shared, in smaller and smaller pieces: each piece of each owner is a record of the reverse map. What does not fit is
+/// refused; the volume goes on.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_group_full_of_owners_lacks_space_and_nothing_else() {
     const GROUP: u64 = 16 << 20;
     const PIECES: u64 = 400;
     const LARGE: u64 = 800;
     const CLONES: u64 = 80;
-    // So many that are refused in a row, and the next file is tried.
+    // This many that are refused in a row, and the next file is tried.
     const PATIENCE: u32 = 4;
     let mut random = Random::seeded();
     let features = MkfsFeatures::of_kernel("6.12").expect("known");
@@ -384,6 +390,7 @@ fn a_group_full_of_owners_lacks_space_and_nothing_else() {
 /// A copy of several pieces, each of which has the map leave the inode for a block and come back: that it does so again and
 /// again is no want of space.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_copy_of_a_map_at_the_edge_of_its_inode_is_done() {
     const PIECES: u64 = 16;
     for more in 0..12 {
@@ -400,7 +407,7 @@ fn a_copy_of_a_map_at_the_edge_of_its_inode_is_done() {
         }
         let hint = Changes { cow_extent_size: Some(BLOCK as u32), ..Changes::default() };
         file.node().change(&hint).expect("a hint");
-        // What is free lies in single blocks, but for some far away.
+        // What is free lies in single blocks, except for some far away.
         let filler = fill(&volume, "filler");
         filler.set_len(filler.size() - 100 * BLOCK).expect("cut");
         for nth in 0..300 {
@@ -419,6 +426,7 @@ fn a_copy_of_a_map_at_the_edge_of_its_inode_is_done() {
 /// Of what a write through pages claims at once, any part may be written back first. The map is told of each part by itself
 /// then, whoever took all other space, and may need a block for each: it found none, though the write was accepted.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_was_written_to_memory_is_written_back_in_any_parts() {
     const BLOCKS: u64 = 24;
     let mut written_back = 0;
@@ -474,9 +482,10 @@ fn what_was_written_to_memory_is_written_back_in_any_parts() {
     assert!(written_back > 500, "{written_back}");
 }
 
-/// A group that the log fills but for some blocks has none that is free: its tree of reference counts has all the blocks that
-/// it can ever want, and what lies there can be shared, as on a kernel's mount.
+/// A group that the log fills except for some blocks has none that is free: its tree of reference counts has all the
+/// blocks that it can ever want, and what lies there can be shared, as on a kernel's mount.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_beside_the_log_are_shared_though_their_group_is_full() {
     const GROUP: u64 = 32 << 20;
     let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");

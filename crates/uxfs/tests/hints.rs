@@ -13,6 +13,7 @@ const EXTENT_SIZE: u32 = 0x800;
 const HANDED_DOWN: u32 = 0x1000;
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn hints_are_handed_down_and_the_kernel_sees_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = made(folder.path(), &[]);
@@ -52,6 +53,7 @@ fn hints_are_handed_down_and_the_kernel_sees_them() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn extent_sizes_that_no_file_can_have_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = made(folder.path(), &[]);

@@ -30,6 +30,7 @@ fn to_replay(image: &Path) -> String {
 const SHAPES: [&[&str]; 3] = [&[], &["-l", "su=16k"], &["-s", "size=4096"]];
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_that_crashes_after_it_was_idle_can_be_mounted() {
     for shape in SHAPES {
         for intervals in 0..=4 {
@@ -58,6 +59,7 @@ fn a_volume_that_crashes_after_it_was_idle_can_be_mounted() {
 
 /// Covered, changed, covered again: each time the log has what came since, and nothing that was covered.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_that_is_idle_again_and_again_can_be_mounted_at_any_time() {
     let dir = tempfile::tempdir().expect("a folder");
     let image = made(dir.path(), &[]);

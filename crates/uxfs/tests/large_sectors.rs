@@ -53,6 +53,7 @@ fn make_volume(image: &Path, scratch: &Path) -> String {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn smaller_sectors_than_the_disks_are_read_through_the_page_cache() {
     let host = LargeSectors::new();
     let image = host.mount_point().join("image");
@@ -66,6 +67,7 @@ fn smaller_sectors_than_the_disks_are_read_through_the_page_cache() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_partition_that_starts_at_an_odd_sector_opens() {
     let host = LargeSectors::new();
     let (volume, disk) = (host.dir.path().join("volume"), host.mount_point().join("disk"));

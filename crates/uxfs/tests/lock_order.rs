@@ -77,7 +77,8 @@ fn crowded() -> (Arc<dyn BlockDevice>, Vec<u32>) {
 }
 
 /// A removal that takes a block from the middle of a directory's extent, and needs one for the map that becomes a tree,
-/// locked the AGF, and then the AGI for the inode; who makes a file locks them the other way round. Both waited for ever.
+/// locked the AGF, and then the AGI for the inode; whoever makes a file locks them the other way round. Both waited for
+/// ever.
 #[test]
 fn a_removal_and_a_creation_do_not_wait_for_each_other() {
     let (device, names) = crowded();

@@ -105,6 +105,7 @@ fn is_taken(image: &Path) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_zeroed_log_is_refused_until_it_is_repaired() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = filled(dir.path());
@@ -115,6 +116,7 @@ fn a_zeroed_log_is_refused_until_it_is_repaired() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_log_of_the_first_cycle_is_refused_and_one_of_a_later_cycle_is_taken() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = filled(dir.path());
@@ -126,6 +128,7 @@ fn a_log_of_the_first_cycle_is_refused_and_one_of_a_later_cycle_is_taken() {
 
 /// Nothing of a volume that was never written is newer than a log without a record.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_zeroed_log_of_a_fresh_volume_is_taken() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = made(dir.path(), &[]);
@@ -135,6 +138,7 @@ fn a_zeroed_log_of_a_fresh_volume_is_taken() {
 
 /// Headers may be older than a block: it is found out as the block is read, before anything of it is changed.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_block_or_an_inode_that_is_newer_than_the_log_is_not_changed() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = filled(dir.path());

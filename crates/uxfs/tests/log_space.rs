@@ -1,5 +1,5 @@
-//! Threads that change one file with a small log all come to an end: who goes on with a transaction never waits for those
-//! who hold log space and wait for the file.
+//! Threads that change one file with a small log all come to an end: whoever goes on with a transaction never waits for
+//! those who hold log space and wait for the file.
 #![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, MemoryDevice};

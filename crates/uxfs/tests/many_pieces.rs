@@ -54,6 +54,7 @@ fn judge(device: &Arc<dyn BlockDevice>, volume: Volume) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_exchange_of_many_pieces_is_refused_or_done() {
     let (device, volume) = made();
     let one = new_file(&volume, "one");
@@ -141,6 +142,7 @@ fn refused_or_done(done: Result<()>) {
 
 /// Every other block of a file is shared by many, the others are its own, and one write goes to all of it.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_write_of_many_pieces_is_refused_or_done() {
     let (device, volume) = made();
     let (one, other) = prepared(&volume);
@@ -158,7 +160,7 @@ fn a_write_of_many_pieces_is_refused_or_done() {
     judge(&device, volume);
 }
 
-/// The destination has the same blocks already, but for every other one.
+/// The destination has the same blocks already, except for every other one.
 fn shared_again(share: impl Fn(&File, &File) -> Result<()>) {
     let (device, volume) = made();
     let (one, other) = prepared(&volume);
@@ -181,11 +183,13 @@ fn shared_again(share: impl Fn(&File, &File) -> Result<()>) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_clone_of_many_pieces_is_refused_or_done() {
     shared_again(|source, to| source.clone_range(0, to, 0, 0));
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_dedupe_of_many_pieces_is_refused_or_done() {
     shared_again(|source, to| source.dedupe_range(0, to, 0, source.size()).map(drop));
 }

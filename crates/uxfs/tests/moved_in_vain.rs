@@ -97,6 +97,7 @@ fn while_it_waits(fails: &dyn Fn(), write: impl FnOnce() -> Result<()> + Send + 
 
 /// Its write was found in the file that nobody had written to, and its caller was told that all was well.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn who_waited_does_not_write() {
     moved_in_vain(|one, fails| {
         let file = one.clone();
@@ -106,6 +107,7 @@ fn who_waited_does_not_write() {
 
 /// The same through the page cache: what is in memory alone gets nowhere, and its sync fails.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_waits_in_pages_is_not_written() {
     moved_in_vain(|one, fails| {
         let file = one.buffered();
@@ -118,8 +120,9 @@ fn what_waits_in_pages_is_not_written() {
     });
 }
 
-/// Who has a queue of the file is told when a request is pushed.
+/// Whoever has a queue of the file is told when a request is pushed.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_queue_does_not_write() {
     moved_in_vain(|one, fails| {
         let mut queue = one.queue(1)?;
@@ -133,6 +136,7 @@ fn a_queue_does_not_write() {
 
 /// A write that is to be durable when it returns is not made so in the wrong place.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn who_waited_to_write_durably_does_not() {
     moved_in_vain(|one, fails| {
         let file = one.clone();

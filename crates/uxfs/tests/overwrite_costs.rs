@@ -89,6 +89,7 @@ fn share_second_half(image: &std::path::Path, dir: &std::path::Path) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn so_it_does_on_a_file_that_shares_other_blocks() {
     let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     lockstat::enable();
@@ -111,6 +112,7 @@ fn so_it_does_on_a_file_that_shares_other_blocks() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_overwrite_takes_its_range_and_nothing_else() {
     let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     lockstat::enable();
@@ -144,6 +146,7 @@ fn costs_at_best(work: impl Fn()) -> (u64, BTreeMap<&'static str, (u64, u64)>) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn so_does_what_finds_all_in_memory() {
     let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     lockstat::enable();

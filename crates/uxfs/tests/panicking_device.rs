@@ -81,7 +81,8 @@ fn panics_at(kind: Durability, before: Step, work: Step, told: &[ErrorKind]) {
 /// Whoever synced waited for ever, and everybody else could go on changing what would never be in the log.
 #[test]
 fn a_device_that_panics_in_a_thread_of_the_journal_shuts_the_volume_down() {
-    // Who waits for the log is told of the failure, who comes later is refused; so is who waits for a thread that panicked.
+    // Whoever waits for the log is told of the failure, who comes later is refused; so is who waits for a thread that
+    // panicked.
     const FAILS: ErrorKind = ErrorKind::Io;
     const REFUSED: ErrorKind = ErrorKind::ShutDown;
     let cases: [(&str, Durability, Step, Step, &'static [ErrorKind]); 3] = [
@@ -135,8 +136,8 @@ fn copied(device: &dyn BlockDevice) -> Arc<MemoryDevice> {
     copy
 }
 
-/// A volume on which `one` has pieces of so many blocks with others between them, all of them shared. The reverse map has
-/// several leaves, so that the one that tells of an old block is read when a copy of it is made.
+/// A volume on which `one` has pieces of this many blocks with others between them, all of them shared. The reverse map
+/// has several leaves, so that the one that tells of an old block is read when a copy of it is made.
 fn shared_in_pieces(blocks: u64) -> Arc<MemoryDevice> {
     const PIECES: u64 = 250;
     let device = Arc::new(MemoryDevice::anonymous(40 << 20).expect("memory"));
@@ -199,7 +200,7 @@ type Change = fn(&File) -> uxfs::Result<()>;
 /// ever written.
 #[test]
 fn a_panic_amid_a_copy_gives_its_claim_up() {
-    /// The middle of the file; a change begins there, or so many bytes behind.
+    /// The middle of the file; a change begins there, or this many bytes behind.
     const AT: u64 = 100 * BLOCK;
     const PART: u64 = 100;
     const END: u64 = AT + 2 * BLOCK;
@@ -226,7 +227,7 @@ fn a_panic_amid_a_copy_gives_its_claim_up() {
     let first = shared_in_pieces(4);
     let mut panics = 0;
     // Small caches, so that leaves are read at one time or another.
-    for cache in [40_000, 65_536, 90_000] {
+    for cache in [40_000, 50_000, 57_000, 65_536, 75_000, 90_000] {
         for (what, change) in changes {
             panics += (0..).take_while(|&nth| panics_amid(&*first, cache, (what, change), nth)).count();
         }

@@ -252,6 +252,7 @@ fn remove_all(volume: &Volume) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn each_change_of_a_name_changes_its_pointer() {
     for shape in SHAPES {
         let scratch = scratch();
@@ -285,6 +286,7 @@ fn each_change_of_a_name_changes_its_pointer() {
 
 /// What the kernel made, uxfs changes.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn pointers_that_the_kernel_made_are_changed() {
     const SCRIPT: &str = r#"
         cd "$1"; umask 022
@@ -326,6 +328,7 @@ fn pointers_that_the_kernel_made_are_changed() {
 
 /// A name without its pointer is damage, which is told and not made worse.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_name_without_its_pointer_is_damage() {
     let scratch = scratch();
     let image = made(scratch.path(), SHAPES[0]);

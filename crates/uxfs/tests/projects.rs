@@ -65,6 +65,7 @@ fn kept_out(result: uxfs::Result<()>) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_directory_hands_its_project_down_and_keeps_others_out() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = made(folder.path(), &[]);
@@ -108,6 +109,7 @@ fn a_directory_hands_its_project_down_and_keeps_others_out() {
 
 /// What sets up projects passes special files over, so they have none.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn special_files_without_a_project_may_go_everywhere() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = made(folder.path(), &[]);

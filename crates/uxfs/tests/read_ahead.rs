@@ -64,7 +64,7 @@ fn each_reader_who_goes_through_a_file_is_read_ahead_for() {
     }
 }
 
-/// Who reads here and there gets what is wanted and no more.
+/// Whoever reads here and there gets what is wanted and no more.
 #[test]
 fn nothing_is_read_ahead_where_nobody_goes_on() {
     let (counter, _volume, file) = cold();

@@ -119,6 +119,7 @@ fn say_sizes(device: &dyn BlockDevice, size: u32) {
 /// Records of uxfs have to be like those that tell of what is unfinished. If they cannot be, that is told before anything
 /// is written, also by recovery.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_unfinished_log_whose_records_have_an_impossible_size_is_not_written() {
     let device = left_unfinished();
     let possible = copy(&*device);
@@ -143,6 +144,7 @@ fn header(bytes: &[u8], identity: &LogIdentity) -> Option<(u64, u64, u32)> {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_kernel_reads_what_uxfs_adds_to_its_unfinished_log() {
     let device = left_unfinished();
     let before = copy(&*device);
@@ -198,6 +200,7 @@ fn a_kernel_reads_what_uxfs_adds_to_its_unfinished_log() {
 /// A kernel that recovers and goes on names the last record that it found, and its own are as it is told to have them
 /// (`logbsize`): so ours are as those of whoever used the log before.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_kernel_that_goes_on_behind_uxfs_is_understood() {
     for options in ["loop", "loop,logbsize=256k"] {
         let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");

@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use uxfs::{NewNode, OpenOptions, Volume};
 
-/// So many directories, which lie in groups of their own: their blocks go to the device in different writes.
+/// This many directories, which lie in groups of their own: their blocks go to the device in different writes.
 const DIRS: usize = 4;
 const NAMES: usize = 1200;
 /// How many of them are removed, all over their blocks, before the crash; as many others are made.
@@ -153,24 +153,28 @@ fn every_cut_is_recovered_by_the_kernel(dirty: &Path) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn of_a_log_of_uxfs() {
     let dir = tempfile::tempdir().expect("a directory");
     every_cut_is_recovered_by_the_kernel(&left_by_uxfs(dir.path(), &[]));
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn of_a_log_of_uxfs_with_large_directory_blocks() {
     let dir = tempfile::tempdir().expect("a directory");
     every_cut_is_recovered_by_the_kernel(&left_by_uxfs(dir.path(), &["-n", "size=16k"]));
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn of_a_log_of_the_kernel() {
     let dir = tempfile::tempdir().expect("a directory");
     every_cut_is_recovered_by_the_kernel(&left_by_the_kernel(dir.path(), &[]));
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn of_a_log_of_the_kernel_with_large_directory_blocks() {
     let dir = tempfile::tempdir().expect("a directory");
     every_cut_is_recovered_by_the_kernel(&left_by_the_kernel(dir.path(), &["-n", "size=16k"]));

@@ -116,6 +116,7 @@ fn made(dir: &Path) -> (PathBuf, Vec<u64>) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_file_has_the_flag_for_shared_blocks_when_it_has_it_in_a_kernel() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
     let (image, inodes) = made(dir.path());

@@ -77,6 +77,7 @@ const SCRAPS: &str = r#"
 
 /// A kernel may have left a directory with blocks in several pieces: it can be read, and is not changed.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_directory_with_blocks_in_pieces_is_refused_by_name() {
     let dir = tempfile::tempdir().expect("a folder");
     let image = common::made(dir.path(), &["-n", "size=65536", "-m", "reflink=0"]);
@@ -123,12 +124,14 @@ fn recovered(image: &[u8], nth: Option<u64>) -> (Arc<dyn BlockDevice>, bool) {
 /// A kernel that crashes leaves a log with pieces of directory blocks, which no kernel recovers: it takes each piece for a
 /// block. Nor did we. Now they are put together, wherever the power fails again.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn pieces_of_directory_blocks_in_a_log_are_put_together() {
     pieces_are_put_together(65536, 1000, 7);
 }
 
-/// So many names that the index has nodes: those look like a block of an attribute index.
+/// This many names that the index has nodes: those look like a block of an attribute index.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn so_are_those_of_an_index_of_several_levels() {
     pieces_are_put_together(8192, 3000, 23);
 }

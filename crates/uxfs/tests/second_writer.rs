@@ -208,7 +208,8 @@ fn a_volume_has_no_writer_when_its_last_handle_is_dropped() {
     volume.lookup("/one").expect("it was synced");
 }
 
-/// Makes a volume in a file as often as another writer is in the way, with so many inodes' bytes as tell it from others.
+/// Makes a volume in a file as often as another writer is in the way, with this many inodes' bytes as tell it from
+/// others.
 fn made_in(image: &Path, inode_size: u32, place: (u64, u64)) -> uxfs::Result<()> {
     let (offset, end) = place;
     let options = MkfsOptions::new().small(true).inode_size(inode_size).offset(offset).size(end - offset);

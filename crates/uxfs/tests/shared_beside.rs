@@ -81,7 +81,7 @@ impl Site {
         }
     }
 
-    /// What `change` did not change is as it was, and so are other files, but for what was to become of them.
+    /// What `change` did not change is as it was, and so are other files, except for what was to become of them.
     fn judge(self, what: &str, blocks: Blocks) {
         let (found, old, block) = (all(&self.one), content(), BLOCK as usize);
         assert!(found[..block] == old[..block], "{what}: before it");

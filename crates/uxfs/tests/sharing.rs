@@ -148,6 +148,7 @@ impl Site {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_clone_and_what_is_written_to_either() {
     for options in VOLUMES {
         for crash in [false, true] {
@@ -158,7 +159,7 @@ fn a_clone_and_what_is_written_to_either() {
             site.write(0, 0, &pattern(1, 300_000));
             site.clone_range((0, 0), (1, 0), 0);
             site.check();
-            // Whole blocks, parts of one, of several, the last one, and behind the end.
+            // Whole blocks, parts of one, of several, the last one, and past the end.
             site.write(0, 8192, &pattern(2, 4096));
             site.write(1, 8192 + 4096, &pattern(3, 8192));
             site.write(1, 20_001, &pattern(4, 10));
@@ -285,6 +286,7 @@ fn ask_kernel(dir: &Path, ask: &Ask) -> Came {
 
 /// The kernel's answers and its files are ours, whatever is asked.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_kernel_says_and_does_the_same() {
     let mut random = Random::seeded();
     for (options, block) in VOLUMES.into_iter().zip([4096, 4096, 1024]) {
@@ -336,6 +338,7 @@ fn a_kernel_says_and_does_the_same() {
 
 /// Writes through a queue: whole blocks and parts of them, several to one block, and beside what is not shared.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn queued_writes_to_shared_blocks() {
     for options in VOLUMES {
         let dir = scratch();
@@ -371,6 +374,7 @@ fn queued_writes_to_shared_blocks() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn copies_share_where_they_can() {
     let dir = scratch();
     let image = made(dir.path(), &[]);
@@ -404,6 +408,7 @@ fn copies_share_where_they_can() {
 
 /// It said that all was copied.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_copy_says_how_much_there_was_of_a_file_that_is_cut_meanwhile() {
     const MIB: usize = 1 << 20;
     let dir = scratch();
@@ -423,6 +428,7 @@ fn a_copy_says_how_much_there_was_of_a_file_that_is_cut_meanwhile() {
 /// Blocks that were shared are freed, and come back to the file for its holes, where space for copies is staged still: what
 /// is written there stays.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_that_were_shared_come_back_for_a_hole() {
     const BLOCK: usize = 4096;
     const BLOCKS: usize = 32;

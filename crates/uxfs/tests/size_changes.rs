@@ -1,4 +1,5 @@
-//! Who changes the size of a file waits for those who do so as well; who reads or writes elsewhere waits for nobody.
+//! Whoever changes the size of a file waits for those who do so as well; whoever reads or writes elsewhere waits for
+//! nobody.
 //!
 //! A `HoldDevice` keeps a request of the one until the others have had their time.
 #![forbid(unsafe_code)]

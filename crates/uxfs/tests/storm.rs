@@ -264,17 +264,20 @@ fn storm(beside: Beside, kernel: &str) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn threads_share_and_change_files_of_a_full_volume() {
     storm(Beside::Open, "6.12");
     storm(Beside::Open, "6.18");
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn threads_share_and_change_files_that_are_closed_all_the_time() {
     storm(Beside::Closes, "6.18");
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn threads_share_and_change_files_of_a_volume_that_grows() {
     storm(Beside::Grows, "6.18");
 }

@@ -43,6 +43,7 @@ impl Image {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn paths_lead_where_the_kernel_goes() {
     let image = Image::new();
     {
@@ -107,6 +108,7 @@ fn paths_lead_where_the_kernel_goes() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_directory_can_be_taken_up_anywhere() {
     let image = Image::new();
     {
@@ -130,6 +132,7 @@ fn a_directory_can_be_taken_up_anywhere() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn holes_and_extents_are_the_kernels() {
     let image = Image::new();
     let commands =
@@ -177,6 +180,7 @@ fn holes_and_extents_are_the_kernels() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn overwrites_are_seen_by_the_kernel() {
     let image = Image::new();
     {
@@ -239,6 +243,7 @@ fn overwrites_are_seen_by_the_kernel() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn names_are_bytes() {
     let image = Image::new();
     let odd = b"r\xe9sum\xe9\n";
@@ -258,6 +263,7 @@ fn names_are_bytes() {
 /// Each handle had a range lock of its own: two threads that opened one file by themselves lost each other's bytes
 /// where they wrote halves of one sector.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn handles_of_one_file_keep_out_of_each_others_way() {
     let image = Image::new();
     {

@@ -74,7 +74,7 @@ impl Unit {
     }
 }
 
-/// One behind the other, of different sizes.
+/// One after the other, of different sizes.
 fn units(block: u64) -> Vec<Unit> {
     let mut at = 0;
     let unit = |nth| {

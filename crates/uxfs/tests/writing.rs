@@ -8,6 +8,7 @@ use std::process::Command;
 use uxfs::{Changes, NewNode, Rename, SetXattr, Special};
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn names_of_every_kind_come_and_go() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
@@ -41,6 +42,7 @@ fn names_of_every_kind_come_and_go() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn many_files_in_many_directories() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
@@ -67,6 +69,7 @@ fn many_files_in_many_directories() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn content_is_what_was_written() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
@@ -114,6 +117,7 @@ fn content_is_what_was_written() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_kernel_replays_what_was_synced() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
@@ -142,6 +146,7 @@ fn the_kernel_replays_what_was_synced() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn an_overwrite_changes_the_time_of_the_content() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
@@ -192,6 +197,7 @@ fn list(mask: u16) -> Vec<u8> {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_full_volume_can_be_emptied() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
@@ -232,6 +238,7 @@ fn a_full_volume_can_be_emptied() {
 /// A write over several extents that never held data told of the first ones that they do, and found no room in the map
 /// for the last: an error, and half of the data were there.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_write_to_a_full_volume_is_there_or_it_is_not() {
     const BLOCK: u64 = 4096;
     let dir = tempfile::tempdir().expect("a place");
@@ -294,6 +301,7 @@ fn a_write_to_a_full_volume_is_there_or_it_is_not() {
 /// A chunk of inodes that was made where one was freed does not know the inodes of that: their last changes waited for
 /// ever to be written, and the volume to be closed.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn inodes_whose_chunk_was_freed_are_not_waited_for() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);

@@ -11,7 +11,7 @@ use xfs::recovery::{LoggedChain, LoggedIntent, unfinished_chains};
 /// All kinds of intents, in the order in which a chain has them.
 pub const KINDS: [&str; 6] = ["XMI", "BUI", "ATTRI", "RUI", "CUI", "EFI"];
 
-/// How many images there were of which sort.
+/// Counts of images, by sort.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     images: u64,
@@ -22,7 +22,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// What one image has.
+    /// The counts of one image.
     pub fn of(device: &dyn BlockDevice) -> Result<Self> {
         Ok(Self::of_chains(&unfinished_chains(device)?))
     }
@@ -51,7 +51,7 @@ impl Tally {
         KINDS.into_iter().filter(|kind| !self.kinds.contains_key(kind)).collect()
     }
 
-    /// Whether something that is in `other` was here fewer than so many times.
+    /// Whether something in `other` occurred here fewer than this many times.
     pub fn seldom_had(&self, other: &Self, times: u64) -> bool {
         let fewer = |count: Option<&u64>| count.is_none_or(|count| *count < times);
         other.steps.keys().any(|step| fewer(self.steps.get(step)))

@@ -1,8 +1,8 @@
 //! Compares two manifests, object by object.
 //!
-//! Invariant: an object that only one side has, and a field that both sides have with different values, is
-//! always reported. A field that is absent on one side is not compared, save where the tables say it must be
-//! there; how many fields were passed over is in the outcome, so that nothing goes unseen.
+//! Invariant: an object that only one side has, and a field that both sides have with different values, are always
+//! reported. A field that is absent on one side is not compared, unless the tables say that it must be there. The
+//! outcome counts the skipped fields, so that nothing goes unnoticed.
 
 use crate::record::{self, Record};
 use anyhow::{Context, Result};
@@ -27,16 +27,16 @@ pub struct Args {
 
 /// What a comparison found.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct CompareOutcome {
     /// Objects that both sides have.
     pub objects: u64,
     /// Differences, as lines to print.
     pub differences: Vec<String>,
-    /// Fields that one side only had, by name, and how often.
+    /// Fields that only one side had, by name, and how often.
     pub one_sided: BTreeMap<String, u64>,
 }
 
-/// Fields that not every source can give.
+/// Fields that not every source has.
 const OPTIONAL: [&str; 1] = ["inode.content.extents"];
 
 /// Runs the command. `Ok(true)`: the manifests are equal.
@@ -52,7 +52,7 @@ pub fn load(path: &Path) -> Result<Vec<Record>> {
     record::read(&mut BufReader::new(file)).with_context(|| path.display().to_string())
 }
 
-impl Outcome {
+impl CompareOutcome {
     /// Prints the differences, `show` at most, and a closing line.
     pub fn print(&self, show: usize) {
         for line in self.differences.iter().take(show) {
@@ -69,8 +69,8 @@ impl Outcome {
 }
 
 /// Compares two sorted manifests.
-pub fn compare(a: &[Record], b: &[Record]) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
+pub fn compare(a: &[Record], b: &[Record]) -> Result<CompareOutcome> {
+    let mut outcome = CompareOutcome::default();
     let (mut left, mut right) = (a.iter().peekable(), b.iter().peekable());
     loop {
         match (left.peek(), right.peek()) {
@@ -99,7 +99,7 @@ pub fn compare(a: &[Record], b: &[Record]) -> Result<Outcome> {
 }
 
 /// Compares two values, field by field.
-fn fields(path: &str, name: &str, a: Option<&Value>, b: Option<&Value>, outcome: &mut Outcome) {
+fn fields(path: &str, name: &str, a: Option<&Value>, b: Option<&Value>, outcome: &mut CompareOutcome) {
     match (a, b) {
         (Some(Value::Object(x)), Some(Value::Object(y))) => {
             let mut keys: Vec<&String> = x.keys().chain(y.keys()).collect();

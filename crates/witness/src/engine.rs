@@ -1,9 +1,9 @@
-//! What uxfs says of a volume, by the engine that library, command and mount stand on.
+//! A manifest of a volume, made by the engine that the library and the command use.
 //!
 //! Invariants:
-//! - every name that a directory lists is also looked up by its hash, and every attribute is read by its hash;
-//!   a listing and a lookup that disagree end the manifest;
-//! - content comes through the data path ([`DirectFile`]), not from the map.
+//! - every name that a directory lists is also looked up by its hash, and every attribute is read by its hash. If
+//!   listing and lookup disagree, the manifest ends;
+//! - content is read through the data path ([`DirectFile`]), not from the map.
 
 use crate::record::{
     self, Bytes, Content, ContentHasher, FULL_HASH_MAX, FileType, Hash, Inode, MapRun, Record, RunState,
@@ -26,7 +26,7 @@ use xfs::volume::{ForkKind, OpenOptions, Volume};
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
 
-/// Writes what uxfs says of a volume to standard output.
+/// Writes uxfs's manifest of a volume to standard output.
 #[derive(ClapArgs, Debug)]
 pub struct Args {
     /// The image or block device.
@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(true)
 }
 
-/// The manifests that `threads` threads make of one open volume at the same time.
+/// The manifests that `threads` threads make of one open volume concurrently.
 pub fn manifests(image: &Path, threads: usize, hash: Hash) -> Result<Vec<Vec<Record>>> {
     let volume = open(image, false)?;
     std::thread::scope(|scope| {
@@ -52,7 +52,7 @@ pub fn manifests(image: &Path, threads: usize, hash: Hash) -> Result<Vec<Vec<Rec
     })
 }
 
-/// The manifest of the volume on a device, which is open for reading alone.
+/// The manifest of the volume on a device, opened for reading.
 pub fn manifest_of(device: Arc<dyn BlockDevice>, hash: Hash) -> Result<Vec<Record>> {
     manifest(&Volume::open(device, &OpenOptions::default())?, hash)
 }
@@ -136,9 +136,9 @@ impl Walk<'_> {
     }
 }
 
-/// What the inode's core says.
+/// The fields of the inode's core.
 fn base(inode: &xfs::volume::Inode, block_size: u32) -> Inode {
-    let ns = |time: Timestamp| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
+    let ns = |time: Timestamp| i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
     Inode {
         file_type: FileType::from_mode(inode.mode()),
         mode: format!("{:04o}", inode.mode() & 0o7777),

@@ -1,18 +1,18 @@
-//! By which handles the calls of a campaign go to a file.
+//! The handles for a campaign's calls.
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use uxfs::{File, Syncing};
 
-/// See above.
+/// The kinds of handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Io {
-    /// Those that go past the page cache; nothing is ever cached.
+    /// Those that bypass the page cache; nothing is ever cached.
     Direct,
     /// Those that go through it.
     Buffered,
-    /// Either of both, with what a call changes durable when it returns, times as well or not.
+    /// Either kind, with changes durable when a call returns, including times or not.
     Syncing,
     /// Each call takes another one.
     Mixed,
@@ -39,7 +39,7 @@ impl Io {
         self != Self::Direct
     }
 
-    /// Whether small writes are gathered in front of the device: half of the time where all kinds of handles are there.
+    /// Whether small writes are gathered before the device: in half of the runs if all kinds of handles are used.
     pub fn gathers(self, seed: u64) -> bool {
         self == Self::Mixed && !seed.is_multiple_of(2)
     }
@@ -57,7 +57,7 @@ impl Io {
 #[derive(Debug)]
 pub struct Handles {
     file: File,
-    /// Those that calls take, if it is not the one above alone.
+    /// Further handles for calls, if there are any.
     kinds: Vec<File>,
     turn: AtomicUsize,
 }
@@ -81,7 +81,7 @@ impl Handles {
         &self.file
     }
 
-    /// The one whose turn it is.
+    /// The next handle in turn.
     pub fn next(&self) -> &File {
         self.nth(self.turn.fetch_add(1, Ordering::Relaxed))
     }
@@ -92,13 +92,13 @@ impl Handles {
     }
 }
 
-/// The four that have each change durable.
+/// The four that make each change durable.
 fn syncing(file: &File) -> [File; 4] {
     let (buffered, [data, all]) = (file.buffered(), [Syncing::Data, Syncing::All]);
     [file.syncing(data), buffered.syncing(data), file.syncing(all), buffered.syncing(all)]
 }
 
-/// One that syncs, behind others that leave something dirty for it.
+/// One that syncs, together with others that leave dirty bytes for it.
 fn among_others(file: &File, syncing: File) -> [File; 6] {
     let buffered = file.buffered();
     [buffered.clone(), file.clone(), buffered.clone(), buffered, file.direct(), syncing]

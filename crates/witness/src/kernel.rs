@@ -1,9 +1,9 @@
-//! What the kernel says of a mounted tree.
+//! The kernel's manifest of a mounted tree.
 //!
 //! Invariants:
 //! - names are opened relative to their directory, so no path is too long;
-//! - the holes of a file are asked for before it is read: the kernel counts unwritten blocks that are in its
-//!   page cache as data, so the volume should be freshly mounted, and read-only so that nothing changes.
+//! - the holes of a file are looked up before it is read: the kernel counts unwritten blocks in its page cache as data.
+//!   So the volume should be freshly mounted, and read-only so that nothing changes.
 
 use crate::record::{
     self, Bytes, Content, ContentHasher, FULL_HASH_MAX, FileType, Hash, Inode, MapRun, Record, RunState,
@@ -124,7 +124,7 @@ fn statx(dir: BorrowedFd<'_>, name: &CStr) -> Result<Statx> {
     Ok(rustix::fs::statx(dir, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?)
 }
 
-/// What `statx` alone says.
+/// What `statx` returns.
 fn base(status: &Statx) -> Inode {
     let ns = |time: &StatxTimestamp| i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec);
     let has_btime = StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::BTIME);

@@ -1,10 +1,10 @@
-//! The matrix: for each kind of volume, what uxfs sees must equal what the kernel sees, object by object.
+//! The matrix: for each kind of volume, uxfs must see the same as the kernel, object by object.
 //!
-//! Invariant: a volume passes only if the kernel filled it, `xfs_repair -n` found nothing (save on the one volume
-//! that it is wrong about), and every one of the manifests that uxfs made of it, by several threads at once where
-//! asked, had no difference.
+//! Invariant: a volume passes only if the kernel filled it, `xfs_repair -n` found nothing (except for the one volume
+//! that it is wrong about), and every manifest that uxfs made of it had no difference. If asked for, several threads
+//! make manifests at once.
 
-use crate::compare::{Outcome, compare};
+use crate::compare::{CompareOutcome, compare};
 use crate::fill::{Sizes, fill};
 use crate::record::{Hash, Record};
 use crate::sandbox::{Mounted, copy_sparse, mkfs, repair_finds_nothing, scratch};
@@ -95,7 +95,7 @@ fn chosen(args: &Args) -> Result<Vec<VolumeKind>> {
     Ok(kinds.filter(|kind| !(args.no_v4 && kind.v4)).copied().collect())
 }
 
-/// Judges one kind of volume. `Ok(false)`: there are differences, which were printed.
+/// Judges one kind of volume. `Ok(false)` if there are differences, which were printed.
 fn one(kind: &VolumeKind, sizes: &Sizes, threads: usize, args: &Args, folder: &Path) -> Result<bool> {
     let image = folder.join("image");
     println!("matrix: {}: mkfs.xfs {}", kind.name, kind.mkfs_arguments().join(" "));
@@ -111,7 +111,7 @@ fn one(kind: &VolumeKind, sizes: &Sizes, threads: usize, args: &Args, folder: &P
     let start = Instant::now();
     let ours = engine::manifests(&image, threads, Hash::Sha256).context("uxfs")?;
     let took = seconds(start);
-    let mut outcome = Outcome::default();
+    let mut outcome = CompareOutcome::default();
     for manifest in &ours {
         outcome = compare(&theirs, manifest)?;
         if !outcome.differences.is_empty() {

@@ -2,9 +2,9 @@
 //!
 //! Invariants:
 //! - lines are sorted by their escaped path, so that two manifests can be compared in one pass;
-//! - a file with several names is described at its first name, in that order, and not again; both
-//!   sides sort alike, so they choose the same first name;
-//! - what one side cannot say is absent there, and then not compared (see [`crate::compare`]).
+//! - a file with several names is described only at its first name in that order. Both sides sort in the same way, so
+//!   they choose the same name;
+//! - what one side cannot know is absent there, and then is not compared (see [`crate::compare`]).
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -12,23 +12,23 @@ use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, Write};
 
-/// Everything a manifest says of one name.
+/// A manifest's entry for one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// Path below the root, with every byte that is not printable ASCII, and `%`, as `%XX`. The root is `/`.
+    /// Path below the root. Every byte that is not printable ASCII, and `%`, is written as `%XX`. The root is `/`.
     pub path: String,
     /// Inode number.
     pub ino: u64,
-    /// Type that the directory entry gives. Absent for the root.
+    /// Type in the directory entry. Absent for the root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entry_type: Option<FileType>,
-    /// What the inode says. Absent for every name of an inode but the first.
+    /// The inode. Absent for every name of an inode but the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inode: Option<Inode>,
 }
 
-/// What an inode says.
+/// An inode's metadata and content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Inode {
@@ -52,7 +52,7 @@ pub struct Inode {
     pub mtime: i128,
     /// Time of last change of the inode.
     pub ctime: i128,
-    /// Time of creation, where the volume keeps it.
+    /// Time of creation, if the volume stores it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub btime: Option<i128>,
     /// Major and minor number of a device.
@@ -61,10 +61,10 @@ pub struct Inode {
     /// Target of a symbolic link, escaped like a path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// Where it was asked for: its project.
+    /// Its project, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub project: Option<Project>,
-    /// Likewise: how it wants to be treated.
+    /// Its hints, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hints: Option<Hints>,
     /// Extended attributes by escaped name.
@@ -73,35 +73,34 @@ pub struct Inode {
     /// Content of a regular file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Content>,
-    /// Number of entries of a directory, without `.` and `..`, and the SHA-256 of their names in the order in
-    /// which the directory gives them.
+    /// Number of entries of a directory, without `.` and `..`, and the SHA-256 of their names in directory order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entries: Option<(u64, String)>,
 }
 
-/// Which project a file belongs to.
+/// The project of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Project {
     /// Its number; 0 is none.
     pub id: u32,
-    /// Whether what is made in this directory belongs to it too.
+    /// Whether new files in this directory belong to it too.
     pub inherit: bool,
 }
 
-/// How a file wants to be treated. What is made in a directory has its hints from there.
+/// How a file should be treated. New files inherit this from their directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hints {
-    /// Reading leaves the time of the last reading as it is.
+    /// Reading does not update the access time.
     pub no_atime: bool,
-    /// Backups leave it out.
+    /// Backups skip it.
     pub no_dump: bool,
     /// Its blocks should stay where they are.
     pub no_defrag: bool,
-    /// Blocks of which whole multiples should be allocated; 0: no such wish.
+    /// Allocate in multiples of this many blocks; 0 for no hint.
     pub extent_blocks: u32,
 }
 
-/// A string of bytes: its length, and itself in hexadecimal if it is short, else its SHA-256.
+/// A string of bytes: its length, and its hexadecimal form if it is short, otherwise its SHA-256.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes {
     /// Length in bytes.
@@ -113,24 +112,22 @@ pub struct Bytes {
 /// What is in a regular file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
-    /// Hash of all bytes; of a file larger than [`FULL_HASH_MAX`], of its runs of data alone, each behind its two
+    /// Hash of all bytes. For a file larger than [`FULL_HASH_MAX`], only of its runs of data, each preceded by its two
     /// offsets as 8 bytes little-endian.
     pub hash: String,
-    /// Runs of data as `lseek(SEEK_DATA)` and `lseek(SEEK_HOLE)` give them: first byte, byte behind the last.
-    /// Unwritten space counts as hole.
+    /// Runs of data as from `lseek(SEEK_DATA)` and `lseek(SEEK_HOLE)`: start and end. Unwritten space counts as a hole.
     pub data: Vec<(u64, u64)>,
-    /// The block map: neighbours that continue each other in the file and on the device, and are in the same
-    /// state, are one. Absent where it cannot be had.
+    /// The block map. Contiguous runs in the same state are merged. Absent if it is not available.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extents: Option<Vec<MapRun>>,
 }
 
-/// A run of the block map, in bytes: place in the file, place on the device, length, state.
+/// A run of the block map, in bytes: offset in the file, place on the device, length, state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapRun(pub u64, pub u64, pub u64, pub RunState);
 
 impl Record {
-    /// The same, with blocks where they are, whoever has them as well: another may have given up what was shared with it.
+    /// The same without the difference between shared and own blocks: another file may have given up what was shared.
     pub fn by_place(&self) -> Self {
         let mut record = self.clone();
         let content = record.inode.as_mut().and_then(|inode| inode.content.as_mut());
@@ -156,10 +153,10 @@ impl Record {
 /// State of a run of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RunState {
-    /// Written, and of this file alone.
+    /// Written, and not shared.
     #[serde(rename = "w")]
     Written,
-    /// Allocated, never written.
+    /// Allocated and unwritten.
     #[serde(rename = "u")]
     Unwritten,
     /// Written, and shared with other files.
@@ -199,7 +196,7 @@ impl FileType {
     }
 }
 
-/// Adds a run to a block map, joined to the last one where it continues it.
+/// Adds a run to a block map, merging it with the last one if they are contiguous.
 pub fn push_run(runs: &mut Vec<MapRun>, run: MapRun) {
     if let Some(last) = runs.last_mut()
         && last.0 + last.2 == run.0
@@ -212,7 +209,7 @@ pub fn push_run(runs: &mut Vec<MapRun>, run: MapRun) {
     runs.push(run);
 }
 
-/// Adds a run of data to a list of data runs, joined to the last one where it continues it.
+/// Adds a run of data to a list, merging it with the last one if they are contiguous.
 pub fn push_data(runs: &mut Vec<(u64, u64)>, start: u64, end: u64) {
     match runs.last_mut() {
         Some(last) if last.1 == start => last.1 = end,
@@ -220,7 +217,7 @@ pub fn push_data(runs: &mut Vec<(u64, u64)>, start: u64, end: u64) {
     }
 }
 
-/// Escapes a name, a path or a target so that it is printable and nothing is lost.
+/// Escapes a name, path or target so that it is printable and no information is lost.
 pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for &byte in bytes {
@@ -239,7 +236,7 @@ pub fn hex(bytes: &[u8]) -> String {
 }
 
 impl Bytes {
-    /// Longest value that is written out.
+    /// Maximum length of a value that is written out.
     const MAX_SHOWN: usize = 64;
 
     /// Describes `bytes`.
@@ -259,10 +256,10 @@ pub const FULL_HASH_MAX: u64 = 256 << 20;
 /// How content is hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hash {
-    /// What everyone knows.
+    /// The common choice.
     Sha256,
-    /// What is some ten times as fast on processors that know nothing of the other: for histories, which do little
-    /// else than look at the same content again and again.
+    /// Some ten times as fast on processors without SHA instructions: for histories, which mostly look at the same
+    /// content again and again.
     Blake3,
 }
 
@@ -278,7 +275,7 @@ enum State {
 }
 
 impl ContentHasher {
-    /// Before the first byte.
+    /// The state before the first byte.
     pub fn new(hash: Hash) -> Self {
         let state = match hash {
             Hash::Sha256 => State::Sha256(Sha256::new()),
@@ -294,7 +291,7 @@ impl ContentHasher {
         }
     }
 
-    /// Content ahead of `offset` that was not given is zeroes.
+    /// Content before `offset` that was not given is zeroes.
     pub fn zeroes_to(&mut self, offset: u64) {
         static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
         while self.position < offset {
@@ -316,7 +313,7 @@ impl ContentHasher {
         self.position += bytes.len() as u64;
     }
 
-    /// The hash of it all.
+    /// The final hash.
     pub fn finish(self) -> String {
         match self.state {
             State::Sha256(hasher) => hex(&hasher.finalize()),
@@ -325,7 +322,7 @@ impl ContentHasher {
     }
 }
 
-/// Sorts a manifest and gives each inode's description to its first name.
+/// Sorts a manifest and attaches each inode's description to its first name.
 pub fn assemble(mut records: Vec<Record>, mut inodes: HashMap<u64, Inode>) -> Vec<Record> {
     records.sort_by(|a, b| a.path.cmp(&b.path));
     for record in &mut records {

@@ -1,7 +1,7 @@
-//! A device that looks at each record of the log that is written to it: a kernel that recovers reads all records from the
-//! tail on as the first of them says it is (`h_size`), and takes others for torn.
+//! A device that checks each log record that is written to it. A kernel that recovers assumes that all records from the
+//! tail on have the size in the first one (`h_size`), and takes others for torn.
 //!
-//! Invariant: whoever has one under a volume asks for its verdict behind the run.
+//! Invariant: whoever puts one below a volume asks for its verdict after the run.
 
 use anyhow::{Result, ensure};
 use blockdev::{BlockDevice, DeviceError, Durability, Layer};
@@ -11,7 +11,7 @@ use xfs_format::log::{BLOCK_SIZE, LogIdentity, RecordHeader};
 use xfs_format::superblock::Superblock;
 use xfs_format::types::Lsn;
 
-/// The device, below which the volume lies.
+/// The device, below the volume.
 #[derive(Debug)]
 pub struct RecordSizes {
     inner: Arc<dyn BlockDevice>,
@@ -34,19 +34,19 @@ impl RecordSizes {
         Ok(Self { inner, log: log_of(&superblock), identity, found: Mutex::default() })
     }
 
-    /// How many records were written, all of which name a tail with records of their size.
+    /// The number of written records, all of which name a tail whose records have their size.
     pub fn verdict(&self) -> Result<u64> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         ensure!(found.odd.is_none(), "the log: {}", found.odd.as_deref().unwrap_or_default());
         Ok(found.records)
     }
 
-    /// Looks at all records of a write.
+    /// Checks all records of a write.
     fn look(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let mut at = 0;
         while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= BLOCK_SIZE) {
             at += match RecordHeader::check(rest, &self.identity) {
-                // Else it begins with a header's magic by chance.
+                // Otherwise it only looks like a header.
                 Ok(header) if self.block_of(header.lsn()) == offset + at as u64 => {
                     self.look_at(header, offset, bytes)?;
                     header.total_blocks() as usize * BLOCK_SIZE
@@ -57,10 +57,10 @@ impl RecordSizes {
         Ok(())
     }
 
-    /// Looks at a record that is written with others, or alone.
+    /// Checks a record that is written with others or alone.
     fn look_at(&self, header: &RecordHeader, offset: u64, written: &[u8]) -> Result<(), DeviceError> {
         let (lsn, tail, size) = (header.lsn(), header.tail_lsn(), header.size.get());
-        // One that names itself has nothing before it.
+        // If it names itself, nothing comes before it.
         let odd = if lsn == tail { None } else { self.odd_tail(tail, size, offset, written)? };
         let odd = odd.map(|what| format!("the record at {:#x} {what}", lsn.0));
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +82,7 @@ impl RecordSizes {
         written: &[u8],
     ) -> Result<Option<String>, DeviceError> {
         let mut bytes = vec![0; self.inner.sector_size().max(BLOCK_SIZE as u32) as usize];
-        // The first record of a checkpoint is its tail where all else is written back, and comes with the one that says so.
+        // If everything else is written back, the first record of a checkpoint is its tail, and is in the same write.
         let beside = self.block_of(tail).checked_sub(offset).and_then(|at| written.get(at as usize..));
         match beside.and_then(|beside| beside.first_chunk::<BLOCK_SIZE>()) {
             Some(beside) => bytes = beside.to_vec(),
@@ -110,7 +110,7 @@ pub fn superblock(device: &dyn BlockDevice) -> Result<Superblock> {
     Ok(Superblock::parse(&bytes[..sector])?)
 }
 
-/// Where a volume's log lies, in bytes.
+/// Position of a volume's log in bytes.
 pub fn log_of(superblock: &Superblock) -> Range<u64> {
     let start = superblock.log_daddr().0 * BLOCK_SIZE as u64;
     start..start + superblock.log_bytes()
@@ -158,7 +158,7 @@ mod tests {
         record(&good, 100, 100, 256 << 10);
         record(&good, 200, 100, 256 << 10);
         assert_eq!(good.verdict().unwrap(), 2);
-        // Eight blocks of headers, and one of data.
+        // Eight blocks of headers and one of data.
         let whole = |over: &RecordSizes, at, tail| {
             let mut record = block(over, at, tail, 256 << 10).to_vec();
             record.resize(9 * BLOCK_SIZE, 0);

@@ -1,10 +1,10 @@
-//! How long the recovery of a log full of changes takes: the kernel's, which is a mount, and `uxfs recover`, in turns, on
+//! Measures the recovery of a log full of changes: by the kernel, which is a mount, and by `uxfs recover`, in turns, on
 //! one device in memory.
 //!
 //! Invariants:
 //! - the kernel fills the log and crashes; both recover the same bytes;
-//! - what each of them leaves must be a volume in which `xfs_repair -n` finds nothing;
-//! - no time is judged, but memory is: `uxfs recover` may take what changed once more, and no more than a constant beside.
+//! - each must leave a volume in which `xfs_repair -n` finds nothing;
+//! - times are not judged, but memory is: `uxfs recover` may take the size of the changes once more, plus a constant.
 
 use crate::command::{resident_peak, run as run_program, said};
 use crate::sandbox::{Mounted, copy_sparse, repair_finds_nothing, scratch};
@@ -19,11 +19,11 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of the volume beside its log.
+/// Bytes of the volume without its log.
 const ROOM: u64 = 6 << 30;
 /// Files in a directory.
 const FILES: u64 = 5_000;
-/// Memory that a recovery may take whatever it recovers: a checkpoint, what is kept of the device, the program.
+/// Memory that any recovery may take: a checkpoint, what is cached of the device, the program.
 const CONSTANT_MIB: u64 = 256;
 
 /// Compares how long the kernel and uxfs take to recover a log full of changes.
@@ -96,7 +96,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// Has the kernel fill the log of a new volume and crash. Gives the number of files that were made.
+/// Makes the kernel fill the log of a new volume and crash. Returns the number of files that were made.
 fn fill(device: &Zram, mnt: &Path, args: &Args) -> Result<u64> {
     let log = format!("size={}m", args.log);
     run_program(
@@ -131,7 +131,7 @@ fn fill(device: &Zram, mnt: &Path, args: &Args) -> Result<u64> {
     Ok(files.into_inner())
 }
 
-/// Files, some with an attribute, some removed again, until it is enough.
+/// Makes files, some with an attribute, and removes some again, until it is enough.
 fn make_files(dir: &Path, thread: u32, stop: &AtomicBool, files: &AtomicU64) -> Result<()> {
     for folder in 0_u64.. {
         let folder = dir.join(format!("t{thread}-{folder}"));
@@ -155,12 +155,12 @@ fn make_files(dir: &Path, thread: u32, stop: &AtomicBool, files: &AtomicU64) -> 
     Ok(())
 }
 
-/// What one recovery by uxfs was.
+/// One recovery by uxfs.
 struct Recovered {
     time: Duration,
     /// Bytes of metadata.
     changed: u64,
-    /// Bytes at most, of the process.
+    /// Peak memory of the process in bytes.
     memory: u64,
     said: String,
 }
@@ -192,7 +192,7 @@ fn recover(uxfs: &Path, device: &Path) -> Result<Recovered> {
     Ok(Recovered { time, changed: changed.context("uxfs recover does not say what changed")?, memory, said })
 }
 
-/// The kernel writes nothing back of its own accord while this lives.
+/// While this lives, the kernel writes nothing back on its own.
 struct Quiet {
     before: String,
 }
@@ -213,7 +213,7 @@ impl Drop for Quiet {
     }
 }
 
-/// A block device in memory; it goes with its guard.
+/// A block device in memory. Dropping it removes it.
 struct Zram {
     path: PathBuf,
     name: String,
@@ -231,7 +231,7 @@ impl Zram {
         Ok(zram)
     }
 
-    /// Gives it its size, with nothing in it.
+    /// Gives it its size, with no content.
     fn empty(&self) -> Result<()> {
         let sys = Path::new("/sys/block").join(&self.name);
         std::fs::write(sys.join("reset"), "1")?;
@@ -239,7 +239,7 @@ impl Zram {
         Ok(())
     }
 
-    /// Makes it hold what an image holds.
+    /// Gives it the content of an image.
     fn restore(&self, image: &Path) -> Result<()> {
         self.empty()?;
         let (from, to) = (File::open(image)?, File::options().write(true).open(&self.path)?);
@@ -260,7 +260,7 @@ impl Zram {
         Ok(())
     }
 
-    /// Blocks of the log, of so many, between its tail and its head.
+    /// Of `blocks` log blocks, those between its tail and its head.
     fn log_used(&self, blocks: u64) -> Result<u64> {
         let end = |name: &str| -> Result<u64> {
             let text = std::fs::read_to_string(format!("/sys/fs/xfs/{}/log/{name}", self.name))?;

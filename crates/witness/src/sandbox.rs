@@ -1,7 +1,7 @@
 //! A scratch folder in memory, images in it, and their mounts.
 //!
-//! Invariant: what was mounted is unmounted when its guard goes, and the folder goes with its images, also when
-//! a witness fails or panics.
+//! Invariant: dropping its guard unmounts an image, and the folder is removed with its images, also when a witness
+//! fails or panics.
 
 use crate::command::{finish, run, said};
 use crate::volumes::VolumeKind;
@@ -28,10 +28,10 @@ pub fn mkfs(image: &Path, kind: &VolumeKind) -> Result<()> {
     mkfs_in(image, kind)
 }
 
-/// Makes a volume in a new file in which each sector holds a word of its own, again and again; what the volume does not
-/// need stays as it is.
+/// Makes a volume in a new file in which each sector repeats a word of its own. What the volume does not need stays as
+/// it is.
 pub fn mkfs_over(image: &Path, kind: &VolumeKind, word: impl Fn(u64) -> u64) -> Result<()> {
-    /// At once.
+    /// Sectors at a time.
     const SECTORS: u64 = 2048;
     const SECTOR: usize = 512;
     let file = File::create(image)?;
@@ -47,13 +47,13 @@ pub fn mkfs_over(image: &Path, kind: &VolumeKind, word: impl Fn(u64) -> u64) -> 
     mkfs_in(image, kind)
 }
 
-/// Makes a volume in a file, of which nothing is discarded.
+/// Makes a volume in a file without discarding anything.
 fn mkfs_in(image: &Path, kind: &VolumeKind) -> Result<()> {
     run(kind.release().tool("mkfs.xfs")?.args(["-q", "-f", "-K"]).args(kind.mkfs_arguments()).arg(image))?;
     if kind.newer == 0 { Ok(()) } else { set_incompat(image, kind.newer) }
 }
 
-/// Sets incompatible feature bits in the superblock of a fresh volume; the other copies of it are not read.
+/// Sets incompatible feature bits in the superblock of a fresh volume. Its other copies are not read.
 fn set_incompat(image: &Path, bits: u32) -> Result<()> {
     const CRC: usize = 224;
     let file = File::options().read(true).write(true).open(image)?;
@@ -73,7 +73,7 @@ fn superblock(file: &File) -> Result<([u8; 512], u32)> {
     Ok((sector, bits))
 }
 
-/// Whose `xfs_repair` judges a volume: the system's, or the newest where the volume has what that does not know.
+/// The release whose `xfs_repair` judges a volume: the system's, or the newest if the volume has newer features.
 pub fn judging(image: &Path) -> Result<Release> {
     /// Incompatible features up to large extent counts.
     const KNOWN: u32 = 0x3f;
@@ -82,7 +82,7 @@ pub fn judging(image: &Path) -> Result<Release> {
     Ok(if v5 && bits & !KNOWN != 0 { Release::Unstable } else { Release::System })
 }
 
-/// Copies an image, or what is on a block device; what is zero takes no space.
+/// Copies an image or the content of a block device. Zeroes take no space.
 pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
     run(Command::new("cp").arg("--sparse=always").args([from, to]))
 }
@@ -98,15 +98,15 @@ pub fn repair_finds_nothing(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What `xfs_repair -n` finds, line by line: nothing if it says that all is well. It is the system's, or the newest for
-/// volumes that the system's does not know.
+/// The findings of `xfs_repair -n`, line by line; none if all is well. Uses the system's, or the newest for volumes
+/// that the system's does not know.
 pub fn repair_findings(image: &Path) -> Result<Vec<String>> {
     repair_findings_by(judging(image)?, image)
 }
 
-/// The same of a release of it.
+/// The same with this release of it.
 pub fn repair_findings_by(release: Release, image: &Path) -> Result<Vec<String>> {
-    /// How lines begin that are no findings.
+    /// Beginnings of lines that are not findings.
     const BESIDES: [&str; 6] = [
         "- ",
         "Phase ",
@@ -126,7 +126,7 @@ pub fn repair_findings_by(release: Release, image: &Path) -> Result<Vec<String>>
     Ok(findings)
 }
 
-/// A mounted image; unmounted when it goes.
+/// A mounted image. Dropping it unmounts it.
 #[derive(Debug)]
 pub struct Mounted {
     dir: PathBuf,
@@ -134,7 +134,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts `image` at `dir`, which is made if need be.
+    /// Mounts `image` at `dir`, which is made if necessary.
     pub fn new(image: &Path, dir: &Path, read_only: bool) -> Result<Self> {
         Self::with_options(image, dir, if read_only { "loop,ro" } else { "loop,noatime,nodev" })
     }
@@ -144,7 +144,7 @@ impl Mounted {
         Self::with_options(device, dir, "noatime,nodev")
     }
 
-    /// Mounts an image or a block device with options of the caller's.
+    /// Mounts an image or a block device with these options.
     pub fn with_options(what: &Path, dir: &Path, options: &str) -> Result<Self> {
         mount(what, dir, options)?;
         Ok(Self { dir: dir.to_owned(), active: true })
@@ -164,7 +164,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Only on the way out of a failure; that failure is what the user must see.
+        // Only after a failure, which is what the user must see.
         if self.active {
             let _ = umount(&self.dir);
         }

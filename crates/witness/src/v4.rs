@@ -1,4 +1,4 @@
-//! A v4 volume, filled and described by a kernel in a virtual machine.
+//! A v4 volume that a kernel in a virtual machine has filled and described.
 
 use crate::fill::Sizes;
 use crate::record;

@@ -11,6 +11,7 @@ use witness::sandbox::{repair_finds_nothing, scratch};
 use witness::{command, record};
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_distributions_kernel_replays_what_an_idle_log_is_covered_by() {
     let folder = scratch().unwrap();
     let (image, manifest) = (folder.path().join("image"), folder.path().join("manifest"));

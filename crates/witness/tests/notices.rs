@@ -159,6 +159,7 @@ fn changes() -> Vec<Change> {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn each_change_by_the_kernel_shows_where_it_was_made() {
     let volume = Volume::new();
     let mut before = volume.by_kernel();
@@ -192,6 +193,7 @@ fn find(image: &Path, needle: &[u8]) -> u64 {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn one_flipped_bit_of_content_shows() {
     let volume = Volume::new();
     let before = volume.by_kernel();
@@ -202,6 +204,7 @@ fn one_flipped_bit_of_content_shows() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn one_flipped_bit_of_metadata_is_an_error_and_repair_finds_it() {
     let volume = Volume::new();
     let before = volume.by_kernel();

@@ -11,12 +11,14 @@ fn scale(arguments: &str) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_thousand_entries_and_extents() {
     scale("--entries 1000 --extents 1000");
 }
 
 /// A log that goes round, caches that are full, and threads that share one directory and one file.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_thousand_entries_and_extents_in_little_room() {
     scale("--entries 2000 --extents 1000 --block-size 1024 --log-mib 4 --cache-mib 1 --threads 4");
 }

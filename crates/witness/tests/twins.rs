@@ -449,17 +449,20 @@ fn compare(release: Release, options: &[&str], setup: &str, twins: Vec<Twin>) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_kernel_maintains_no_more_than_we_do() {
     compare(Release::System, &[], SETUP, twins());
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn nor_on_volumes_with_large_extent_counts() {
     compare(Release::Stable, &["-m", "rmapbt=0", "-i", "nrext64=1"], SETUP, twins());
 }
 
 /// The superblock says that there are attributes from the first one on.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_s_first_attribute() {
     let first = Twin {
         name: "first attribute",

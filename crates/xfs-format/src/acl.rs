@@ -12,9 +12,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const ACCESS_NAME: &[u8] = b"SGI_ACL_FILE";
 /// The attribute of the root namespace that holds the ACL which a directory's new children get.
 pub const DEFAULT_NAME: &[u8] = b"SGI_ACL_DEFAULT";
-/// Most entries on v4.
+/// The most entries on v4.
 pub const ENTRIES_MAX_V4: u32 = 25;
-/// Most entries on v5: what fits in the largest value.
+/// The most entries on v5: what fits in the largest value.
 pub const ENTRIES_MAX_V5: u32 = (crate::attr::VALUE_MAX - 4) / size_of::<DiskEntry>() as u32;
 
 const NAME: &str = "ACL";
@@ -111,7 +111,7 @@ pub fn parse(bytes: &[u8], v5: bool) -> Result<Vec<AclEntry>, FormatError> {
     entries.iter().map(DiskEntry::read).collect()
 }
 
-/// An ACL as it is on disk; `None` if the volume has no room for so many entries.
+/// An ACL as it is on disk; `None` if the volume cannot hold this many entries.
 pub fn encode(entries: &[AclEntry], v5: bool) -> Option<Vec<u8>> {
     let most = if v5 { ENTRIES_MAX_V5 } else { ENTRIES_MAX_V4 };
     let count = u32::try_from(entries.len()).ok().filter(|count| *count <= most)?;
@@ -203,7 +203,7 @@ pub fn is_valid(entries: &[AclEntry]) -> bool {
 }
 
 impl AclTag {
-    /// Names a user or group that cannot be.
+    /// Whether it names a user or group that cannot exist.
     const fn is_nobody(self) -> bool {
         matches!(self, Self::User(NO_ID) | Self::Group(NO_ID))
     }

@@ -18,9 +18,9 @@ pub const AGI_MAGIC: u32 = 0x5841_4749;
 pub const AGFL_MAGIC: u32 = 0x5841_464c;
 /// No tree has more levels than this: each level at least halves what is left of 2^64.
 pub const MAX_LEVELS: u32 = 16;
-/// What stands for "no block of the group".
+/// The number for "no block of the group".
 pub const NULL_AG_BLOCK: u32 = u32::MAX;
-/// What stands for "no inode of the group".
+/// The number for "no inode of the group".
 pub const NULL_AG_INODE: u32 = u32::MAX;
 /// Buckets of the list of unlinked inodes.
 pub const UNLINKED_BUCKETS: usize = 64;
@@ -299,20 +299,20 @@ impl<'a> Agfl<'a> {
         Ok(Self { slots })
     }
 
-    /// The first slot, in use or not, that holds neither a block that a group can have nor that it is empty.
+    /// The first slot, in use or not, that holds neither a possible block nor the mark of an empty slot.
     pub fn stray(self, geometry: &Geometry) -> Option<u32> {
         let mut slots = self.slots.iter().map(|slot| slot.get());
         slots.find(|&slot| slot != NULL_AG_BLOCK && slot >= geometry.ag_blocks)
     }
 
-    /// How many slots the ring of this volume has.
+    /// How many slots the AGFL of this volume has.
     pub fn slots(geometry: &Geometry) -> u32 {
         let header = if geometry.v5 { 36 } else { 0 };
         (geometry.sector_size - header) / 4
     }
 
-    /// The blocks in use, from slot `flfirst` on, `flcount` of them. Both are taken as slots of the ring,
-    /// also where the AGF was not checked.
+    /// The blocks in use, from slot `flfirst` on, `flcount` of them. Both are taken modulo the number of
+    /// slots, so an unchecked AGF does no harm.
     pub fn blocks(self, agf: &Agf) -> impl Iterator<Item = AgBlock> + 'a {
         let first = usize::try_from(agf.flfirst.get()).unwrap_or(0) % self.slots.len().max(1);
         let count = usize::try_from(agf.flcount.get()).unwrap_or(0).min(self.slots.len());
@@ -432,8 +432,8 @@ mod tests {
         let blocks: Vec<_> =
             Agfl::view(&sector, &geometry).unwrap().blocks(agf).map(|block| block.0).collect();
         assert_eq!(blocks, [117, 118, 0, 1]);
-        // Found by the fuzzer, as slowness: a damaged first slot was gone to step by step, four thousand
-        // million of them.
+        // Found by the fuzzer, as slowness: the list was walked step by step to a damaged first slot,
+        // four thousand million steps.
         (agf.flfirst, agf.flcount) = (u32::MAX.into(), u32::MAX.into());
         let blocks = Agfl::view(&sector, &geometry).unwrap().blocks(agf);
         assert_eq!(

@@ -73,7 +73,7 @@ impl BmbtRecord {
 }
 
 impl Extent {
-    /// Packs the extent; fields that are out of range are cut.
+    /// Packs the extent; fields that are out of range are truncated.
     pub fn pack(&self) -> BmbtRecord {
         let l0 = u64::from(self.unwritten) << 63
             | (self.startoff.0 & ((1 << STARTOFF_BITS) - 1)) << 9
@@ -83,7 +83,7 @@ impl Extent {
         BmbtRecord { l0: l0.into(), l1: l1.into() }
     }
 
-    /// The file block behind the last one.
+    /// The file block after the last one.
     pub fn end(&self) -> FileBlock {
         FileBlock(self.startoff.0 + u64::from(self.blockcount))
     }
@@ -170,6 +170,11 @@ impl<'a> BmbtRoot<'a> {
         bytes.extend_from_slice(self.keys.as_bytes());
         self.pointers().for_each(|pointer| bytes.extend_from_slice(&pointer.0.to_be_bytes()));
         bytes
+    }
+
+    /// Bytes of [`to_log`](Self::to_log).
+    pub fn log_len(&self) -> usize {
+        size_of::<LongHeader>() + size_of_val(self.keys) + self.count * size_of::<u64>()
     }
 
     /// The root in a region of the log, where it has a whole block's header before it.

@@ -10,7 +10,7 @@ use crate::error::FormatError;
 use crate::records::{
     AllocRecord, InobtKey, InobtRecord, RefcountKey, RefcountRecord, RmapKey, RmapKeyPair, RmapRecord,
 };
-use crate::types::{AgNumber, DiskAddr, InodeNumber, Lsn, Uuid};
+use crate::types::Lsn;
 use crate::verify::{Verifier, VerifyContext, check_identity};
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -64,43 +64,6 @@ const _: () = {
     assert!(offset_of!(LongHeader, crc) == 64);
 };
 
-impl ShortHeader {
-    /// The header of a v5 block at `daddr` that has neither siblings nor records.
-    pub fn new<T: Tree>(level: u16, ag: AgNumber, daddr: DiskAddr, uuid: Uuid) -> Self {
-        Self {
-            magic: T::MAGIC_V5.into(),
-            level: level.into(),
-            numrecs: 0.into(),
-            leftsib: u32::MAX.into(),
-            rightsib: u32::MAX.into(),
-            blkno: daddr.0.into(),
-            lsn: 0.into(),
-            uuid: uuid.0,
-            owner: ag.0.into(),
-            crc: [0; 4],
-        }
-    }
-}
-
-impl LongHeader {
-    /// The header of a v5 block at `daddr` that has neither siblings nor records.
-    pub fn new<T: Tree>(level: u16, inode: InodeNumber, daddr: DiskAddr, uuid: Uuid) -> Self {
-        Self {
-            magic: T::MAGIC_V5.into(),
-            level: level.into(),
-            numrecs: 0.into(),
-            leftsib: u64::MAX.into(),
-            rightsib: u64::MAX.into(),
-            blkno: daddr.0.into(),
-            lsn: 0.into(),
-            uuid: uuid.0,
-            owner: inode.0.into(),
-            crc: [0; 4],
-            pad: 0.into(),
-        }
-    }
-}
-
 /// Plain data that can be viewed anywhere in a block.
 pub trait Plain:
     FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Copy + Debug + 'static
@@ -148,12 +111,12 @@ pub trait Tree: Sized + Copy + Debug + 'static {
         keys.into_iter().next()
     }
 
-    /// Whether a key says of a child what it should.
+    /// Whether a key describes a child correctly.
     fn same_key(found: &Self::Key, due: &Self::Key) -> bool {
         Self::key_rank(found) == Self::key_rank(due)
     }
 
-    /// Whether a key says something of all records under its child, not of the first one alone.
+    /// Whether a key describes all records under its child, and not only the first one.
     const OVERLAPPING: bool = false;
 
     /// Bytes of a block's header.
@@ -301,7 +264,7 @@ impl<'a, T: Tree> Node<'a, T> {
         self.bytes.get(self.body_at..).unwrap_or_default()
     }
 
-    /// Checks that nothing in the block descends.
+    /// Checks that the block's order does not descend.
     fn check_order(&self) -> Result<(), FormatError> {
         let sorted = if self.level == 0 {
             self.records().is_sorted_by_key(T::record_rank)

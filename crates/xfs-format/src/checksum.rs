@@ -1,4 +1,4 @@
-//! CRC-32C as v5 metadata carry it: little-endian, taken with its own four bytes as zeroes.
+//! CRC-32C of v5 metadata: little-endian, computed with its own four bytes as zeroes.
 
 use crate::error::FormatError;
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A structure failed a check. Where it lies is added by whoever read it.
+/// A structure failed a check. The reader adds its address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct FormatError {
     /// The structure, in the field's own name: `superblock`, `AGF`, `directory leaf block`, …

@@ -1,19 +1,19 @@
 //! The table of features: for each that `mkfs.xfs` 6.18 knows, whether it is read, written, checked and made here.
 //!
-//! Everything that refuses a volume for what it has asks this table. A feature whose row does not say that it is
-//! written keeps a volume from being opened for writing, and a bit without a row is refused by its number: nothing is
-//! changed beside structures that this code does not maintain. [`Mark`] says where a volume shows a feature, so that a
-//! row cannot be forgotten where it is asked for.
+//! Every check that refuses a volume for its features asks this table. A feature that is not marked as written
+//! prevents opening for writing. A bit without a row is refused by its number. So nothing is changed on volumes with
+//! structures that this code does not maintain. [`FeatureMark`] says where a volume shows a feature, so no row can be
+//! forgotten in a check.
 
 use crate::features::{Features2, Incompat, LogIncompat, RoCompat, VersionFlags};
 use crate::superblock::Superblock;
 
-/// `sb_flags`: kernels mount the volume for reading alone.
+/// `sb_flags`: kernels mount the volume read-only.
 pub(crate) const FLAG_READ_ONLY: u8 = 0x80;
 
 /// Where a volume shows that it has a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub enum FeatureMark {
     /// The format's version.
     Format(u16),
     /// A bit of `sb_versionnum`.
@@ -57,7 +57,7 @@ pub struct Feature {
     /// The name, as the tools write it.
     pub name: &'static str,
     /// Where a volume shows it.
-    pub mark: Mark,
+    pub mark: FeatureMark,
     /// What is done with it.
     pub support: Support,
     /// The option of `mkfs.xfs` that asks for it.
@@ -66,7 +66,7 @@ pub struct Feature {
     pub usual: bool,
 }
 
-const fn row(name: &'static str, mark: Mark, support: Support) -> Feature {
+const fn row(name: &'static str, mark: FeatureMark, support: Support) -> Feature {
     Feature { name, mark, support, option: None, usual: false }
 }
 
@@ -87,52 +87,52 @@ const ALL: Support = Support { made: true, ..WRITTEN };
 
 /// All rows.
 pub const TABLE: &[Feature] = &[
-    row("version 4 format", Mark::Format(4), READ),
-    row("crc", Mark::Format(5), ALL).option('m', "crc"),
-    row("attr", Mark::Version(VersionFlags::ATTR), ALL).usual(),
-    row("nlink", Mark::Version(VersionFlags::NLINK), ALL).usual(),
-    row("quota", Mark::Version(VersionFlags::QUOTA), WRITTEN),
-    row("align", Mark::Version(VersionFlags::ALIGN), ALL).usual(),
+    row("version 4 format", FeatureMark::Format(4), READ),
+    row("crc", FeatureMark::Format(5), ALL).option('m', "crc"),
+    row("attr", FeatureMark::Version(VersionFlags::ATTR), ALL).usual(),
+    row("nlink", FeatureMark::Version(VersionFlags::NLINK), ALL).usual(),
+    row("quota", FeatureMark::Version(VersionFlags::QUOTA), WRITTEN),
+    row("align", FeatureMark::Version(VersionFlags::ALIGN), ALL).usual(),
     // Where data begin is advice.
-    row("dalign", Mark::Version(VersionFlags::DALIGN), WRITTEN).usual(),
-    row("shared version number", Mark::Version(VersionFlags::SHARED), NOTHING),
-    row("logv2", Mark::Version(VersionFlags::LOGV2), ALL).option('l', "version"),
-    row("sector", Mark::Version(VersionFlags::SECTOR), ALL).usual(),
-    row("extflg", Mark::Version(VersionFlags::EXTFLG), ALL).usual(),
-    row("dirv2", Mark::Version(VersionFlags::DIRV2), ALL).usual(),
-    row("ascii-ci", Mark::Version(VersionFlags::BORG), READ),
-    row("morebits", Mark::Version(VersionFlags::MOREBITS), ALL).usual(),
-    row("version 1 directories", Mark::DirV1, NOTHING),
-    row("lazysbcount", Mark::Features2(Features2::LAZYSBCOUNT), ALL).option('l', "lazy-count"),
-    row("attr2", Mark::Features2(Features2::ATTR2), ALL).option('i', "attr"),
-    row("features2 parent", Mark::Features2(Features2::PARENT), NOTHING),
-    row("projid32", Mark::Features2(Features2::PROJID32), ALL).option('i', "projid32bit"),
-    row("features2 crc", Mark::Features2(Features2::CRC), ALL).usual(),
-    row("ftype", Mark::Features2(Features2::FTYPE), READ),
-    row("finobt", Mark::RoCompat(RoCompat::FINOBT), ALL).option('m', "finobt"),
-    row("rmapbt", Mark::RoCompat(RoCompat::RMAPBT), ALL).option('m', "rmapbt"),
-    row("reflink", Mark::RoCompat(RoCompat::REFLINK), ALL).option('m', "reflink"),
-    row("inobtcount", Mark::RoCompat(RoCompat::INOBTCNT), ALL).option('m', "inobtcount"),
-    row("ftype", Mark::Incompat(Incompat::FTYPE), ALL).option('n', "ftype"),
-    row("spinodes", Mark::Incompat(Incompat::SPINODES), ALL).option('i', "sparse"),
-    row("meta_uuid", Mark::Incompat(Incompat::META_UUID), WRITTEN),
-    row("bigtime", Mark::Incompat(Incompat::BIGTIME), ALL).option('m', "bigtime"),
-    row("needsrepair", Mark::Incompat(Incompat::NEEDSREPAIR), NOTHING),
-    row("nrext64", Mark::Incompat(Incompat::NREXT64), ALL).option('i', "nrext64"),
+    row("dalign", FeatureMark::Version(VersionFlags::DALIGN), WRITTEN).usual(),
+    row("shared version number", FeatureMark::Version(VersionFlags::SHARED), NOTHING),
+    row("logv2", FeatureMark::Version(VersionFlags::LOGV2), ALL).option('l', "version"),
+    row("sector", FeatureMark::Version(VersionFlags::SECTOR), ALL).usual(),
+    row("extflg", FeatureMark::Version(VersionFlags::EXTFLG), ALL).usual(),
+    row("dirv2", FeatureMark::Version(VersionFlags::DIRV2), ALL).usual(),
+    row("ascii-ci", FeatureMark::Version(VersionFlags::BORG), READ),
+    row("morebits", FeatureMark::Version(VersionFlags::MOREBITS), ALL).usual(),
+    row("version 1 directories", FeatureMark::DirV1, NOTHING),
+    row("lazysbcount", FeatureMark::Features2(Features2::LAZYSBCOUNT), ALL).option('l', "lazy-count"),
+    row("attr2", FeatureMark::Features2(Features2::ATTR2), ALL).option('i', "attr"),
+    row("features2 parent", FeatureMark::Features2(Features2::PARENT), NOTHING),
+    row("projid32", FeatureMark::Features2(Features2::PROJID32), ALL).option('i', "projid32bit"),
+    row("features2 crc", FeatureMark::Features2(Features2::CRC), ALL).usual(),
+    row("ftype", FeatureMark::Features2(Features2::FTYPE), READ),
+    row("finobt", FeatureMark::RoCompat(RoCompat::FINOBT), ALL).option('m', "finobt"),
+    row("rmapbt", FeatureMark::RoCompat(RoCompat::RMAPBT), ALL).option('m', "rmapbt"),
+    row("reflink", FeatureMark::RoCompat(RoCompat::REFLINK), ALL).option('m', "reflink"),
+    row("inobtcount", FeatureMark::RoCompat(RoCompat::INOBTCNT), ALL).option('m', "inobtcount"),
+    row("ftype", FeatureMark::Incompat(Incompat::FTYPE), ALL).option('n', "ftype"),
+    row("spinodes", FeatureMark::Incompat(Incompat::SPINODES), ALL).option('i', "sparse"),
+    row("meta_uuid", FeatureMark::Incompat(Incompat::META_UUID), WRITTEN),
+    row("bigtime", FeatureMark::Incompat(Incompat::BIGTIME), ALL).option('m', "bigtime"),
+    row("needsrepair", FeatureMark::Incompat(Incompat::NEEDSREPAIR), NOTHING),
+    row("nrext64", FeatureMark::Incompat(Incompat::NREXT64), ALL).option('i', "nrext64"),
     // It allows items in the log (XMI), and asks nothing of whoever logs none. Recovery finishes them.
-    row("exchange", Mark::Incompat(Incompat::EXCHRANGE), ALL).option('i', "exchange"),
-    row("parent", Mark::Incompat(Incompat::PARENT), ALL).option('n', "parent"),
+    row("exchange", FeatureMark::Incompat(Incompat::EXCHRANGE), ALL).option('i', "exchange"),
+    row("parent", FeatureMark::Incompat(Incompat::PARENT), ALL).option('n', "parent"),
     // Inodes of the metadata directory have a flag and no names that a path leads to: nothing of it changes.
-    row("metadir", Mark::Incompat(Incompat::METADIR), WRITTEN).option('m', "metadir"),
-    row("zoned", Mark::Incompat(Incompat::ZONED), NOTHING).option('r', "zoned"),
-    row("zone-gaps", Mark::Incompat(Incompat::ZONE_GAPS), NOTHING),
+    row("metadir", FeatureMark::Incompat(Incompat::METADIR), WRITTEN).option('m', "metadir"),
+    row("zoned", FeatureMark::Incompat(Incompat::ZONED), NOTHING).option('r', "zoned"),
+    row("zone-gaps", FeatureMark::Incompat(Incompat::ZONE_GAPS), NOTHING),
     // It allows items in the log (ATTRI), and asks nothing of whoever logs none.
-    row("log xattrs", Mark::LogIncompat(LogIncompat::XATTRS), WRITTEN),
-    row("read-only flag", Mark::Flag(FLAG_READ_ONLY), READ),
-    row("external log", Mark::ExternalLog, NOTHING).option('l', "logdev"),
-    row("realtime section", Mark::Realtime, NOTHING).option('r', "rtdev"),
-    // What the kernel is to do about damage: a property that no change of the volume touches.
-    row("autofsck", Mark::RootAttribute("xfs:autofsck"), WRITTEN).option('m', "autofsck"),
+    row("log xattrs", FeatureMark::LogIncompat(LogIncompat::XATTRS), WRITTEN),
+    row("read-only flag", FeatureMark::Flag(FLAG_READ_ONLY), READ),
+    row("external log", FeatureMark::ExternalLog, NOTHING).option('l', "logdev"),
+    row("realtime section", FeatureMark::Realtime, NOTHING).option('r', "rtdev"),
+    // What the kernel should do about damage. No change of the volume affects it.
+    row("autofsck", FeatureMark::RootAttribute("xfs:autofsck"), WRITTEN).option('m', "autofsck"),
 ];
 
 /// A feature that a volume has.
@@ -142,13 +142,13 @@ pub struct Present {
     pub name: String,
     /// What is done with it.
     pub support: Support,
-    /// Whether a kernel that does not know it goes on as if it were not there; of a bit of the log, while that is clean.
+    /// Whether a kernel that does not know the bit ignores it. For a bit of the log: while the log is clean.
     pub is_ignored: bool,
     /// The row; `None`: there is none.
     pub row: Option<&'static Feature>,
 }
 
-impl Mark {
+impl FeatureMark {
     /// Whether the superblock shows it. Attributes of the root directory are not there.
     pub fn is_in(self, sb: &Superblock) -> bool {
         let raw = sb.raw();
@@ -229,7 +229,7 @@ impl Word {
         }
     }
 
-    /// What the word itself promises to who does not know one of its bits. A log with such a bit is not replayed.
+    /// What the word means to code that does not know one of its bits. A log with such a bit is not replayed.
     fn support(self) -> Support {
         let read = matches!(self, Self::Compat | Self::RoCompat | Self::LogIncompat | Self::Flags);
         Support { read, ..NOTHING }
@@ -267,8 +267,7 @@ pub fn of_option(letter: char, key: &str) -> Option<&'static Feature> {
 /// The rows of the root directory's attributes of these names in the `trusted` namespace.
 pub fn of_root_attributes<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> Vec<Present> {
     let row_of = |name: &[u8]| {
-        let is_it =
-            |row: &&Feature| matches!(row.mark, Mark::RootAttribute(known) if known.as_bytes() == name);
+        let is_it = |row: &&Feature| matches!(row.mark, FeatureMark::RootAttribute(known) if known.as_bytes() == name);
         TABLE.iter().find(is_it).map(Present::from)
     };
     names.into_iter().filter_map(row_of).collect()
@@ -311,7 +310,7 @@ mod tests {
         }
     }
 
-    /// What was written without its structures once.
+    /// A feature that was once written without its structures.
     #[test]
     fn features_that_ask_more_of_writers_than_is_done_are_not_written() {
         for name in ["realtime section", "version 4 format", "ascii-ci", "zoned"] {

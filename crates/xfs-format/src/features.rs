@@ -37,7 +37,7 @@ bitflags! {
     /// `sb_features2`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Features2: u32 {
-        /// Free counters of the superblock are written at unmount alone.
+        /// Free counters of the superblock are written only at unmount.
         const LAZYSBCOUNT = 0x0002;
         /// The attribute fork's offset is flexible.
         const ATTR2 = 0x0008;
@@ -53,7 +53,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// `sb_features_ro_compat`: who does not know one of these may read, not write.
+    /// `sb_features_ro_compat`: code that does not know one of these may read and must not write.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct RoCompat: u32 {
         /// A tree of chunks with free inodes in each group.
@@ -68,7 +68,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// `sb_features_incompat`: who does not know one of these must not touch the volume.
+    /// `sb_features_incompat`: code that does not know one of these must not touch the volume.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Incompat: u32 {
         /// Directory entries carry the file's type.
@@ -97,7 +97,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// `sb_features_log_incompat`: who does not know one of these must not replay the log.
+    /// `sb_features_log_incompat`: code that does not know one of these must not replay the log.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct LogIncompat: u32 {
         /// The log may hold intents to change attributes.
@@ -131,7 +131,7 @@ bitflags! {
         const PROJECT_LIMITS = 0x0200;
         /// The counts of projects are right.
         const PROJECT_COUNTED = 0x0400;
-        /// All that say that counts are right.
+        /// All bits that say that counts are right.
         const COUNTED = 0x0004 | 0x0020 | 0x0100 | 0x0400;
     }
 }

@@ -1,26 +1,26 @@
-//! The volume's shape, taken once from a superblock that passed its checks.
+//! The volume's geometry, taken once from a superblock that passed its checks.
 //!
-//! Every field is in range: shifts below 64, sizes powers of two, counts that multiply without overflow. All of them stay
-//! as they are but one: a volume that is open may become larger.
+//! Every field is in range: shifts below 64, sizes powers of two, counts that multiply without overflow. They never
+//! change, except one: an open volume may grow.
 
 use crate::features::{Incompat, RoCompat, VersionFlags};
 use crate::superblock::Superblock;
 use crate::types::{AgBlock, AgInode, AgNumber, DiskAddr, FsBlock, InodeNumber, Uuid};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many blocks a volume has: all that changes of its shape.
+/// How many blocks a volume has. It is the only part of the geometry that changes.
 #[derive(Debug)]
 pub struct DataBlocks(AtomicU64);
 
 impl DataBlocks {
-    /// So many.
+    /// A count of blocks.
     pub const fn new(blocks: u64) -> Self {
         Self(AtomicU64::new(blocks))
     }
 }
 
 impl Clone for DataBlocks {
-    /// As many as there are now; the copy does not grow with the other.
+    /// The present number. The copy does not follow later growth.
     fn clone(&self) -> Self {
         Self::new(self.0.load(Ordering::Acquire))
     }
@@ -134,14 +134,14 @@ impl Geometry {
         self.size.0.load(Ordering::Acquire)
     }
 
-    /// Has the volume so many blocks. It never has fewer than before, so that what lay in it goes on lying in it.
+    /// Sets the number of blocks. It never shrinks, so what was inside stays inside.
     pub fn grow(&self, blocks: u64) {
         self.size.0.fetch_max(blocks, Ordering::AcqRel);
     }
 
     /// Allocation groups.
     pub fn ag_count(&self) -> u32 {
-        // A superblock's checks keep it within 32 bits.
+        // The superblock's checks keep it within 32 bits.
         self.data_blocks().div_ceil(self.ag_blocks.max(1).into()) as u32
     }
 
@@ -167,9 +167,9 @@ impl Geometry {
         InodeNumber((ag.0 as u64) << (self.ag_block_log + self.inodes_per_block_log) | inode.0 as u64)
     }
 
-    /// Inodes a cluster: what is read and written of an inode chunk at once. On v5 the rule is the kernel's, so that
-    /// log items of the same inodes name the same buffers: 8 KiB for each 256 bytes of an inode where chunks are
-    /// aligned to as much, and whole blocks.
+    /// Inodes per cluster: the part of an inode chunk that is read and written at once. On v5 the rule is the
+    /// kernel's, so that log items of the same inodes name the same buffers: 8 KiB for each 256 bytes of an inode
+    /// where chunks are aligned to as much, and whole blocks.
     pub fn inodes_per_cluster(&self) -> u32 {
         const BASE_BYTES: u32 = 8192;
         const BASE_INODE: u32 = 256;
@@ -200,7 +200,8 @@ impl Geometry {
         (within < self.ag_blocks_of(AgNumber(ag))).then_some((AgNumber(ag), AgBlock(within)))
     }
 
-    /// Blocks of one group: all but the last have `ag_blocks`, and what is no group has none.
+    /// Blocks of one group: all but the last have `ag_blocks`. A group that does not exist has
+    /// none.
     #[inline]
     pub fn ag_blocks_of(&self, ag: AgNumber) -> u32 {
         let from_here = self.data_blocks().saturating_sub(u64::from(ag.0) * u64::from(self.ag_blocks));

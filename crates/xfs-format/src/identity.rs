@@ -1,7 +1,7 @@
 //! What a metadata block is, by its magic, and where it carries its checksum and LSN.
 //!
-//! Whoever writes blocks back knows them by nothing else: this is why changing a block needs no word about its type.
-//! v5 alone. Inode clusters are not here: each inode in them has a checksum and an LSN of its own.
+//! Write-back knows blocks by this alone, so code that changes a block need not say its type. v5 only. Inode
+//! clusters are not here: each inode in them has a checksum and an LSN of its own.
 
 use crate::checksum;
 use crate::log::BufType;
@@ -43,8 +43,8 @@ fn by_first_word(bytes: &[u8]) -> Option<Identity> {
 
 /// Index blocks of directories and attributes have their magic behind the sibling pointers.
 ///
-/// An inode has an owner there, who may be any number. No index is so large that its first sibling pointer looks like
-/// an inode's magic.
+/// An inode has an owner there, who may be any number. No index is large enough for its first sibling pointer to look
+/// like an inode's magic.
 fn by_index_magic(bytes: &[u8]) -> Option<Identity> {
     if bytes.starts_with(b"IN") {
         return None;
@@ -63,7 +63,7 @@ fn by_index_magic(bytes: &[u8]) -> Option<Identity> {
 /// Fills in LSN and checksum of a block that is about to be written. Blocks that carry none stay as they are.
 pub fn stamp(bytes: &mut [u8], lsn: Lsn) {
     let Some(identity) = identify(bytes) else { return };
-    // Remote attribute values are never logged, and say so.
+    // Remote attribute values are never logged, and their LSN says so.
     if identity.kind != BufType::AttrRemote
         && let Some(field) = bytes.get_mut(identity.lsn..).and_then(|rest| rest.first_chunk_mut::<8>())
     {
@@ -80,7 +80,7 @@ pub fn lsn_of(bytes: &[u8]) -> Option<Lsn> {
     Some(Lsn(u64::from_be_bytes(*field))).filter(|lsn| lsn.0 != 0 && lsn.0 != u64::MAX)
 }
 
-/// The UUID that a block carries. It says whether what lies in a place is of this volume at all.
+/// The UUID that a block carries. It tells whether a block belongs to this volume at all.
 pub fn uuid_of(bytes: &[u8]) -> Option<Uuid> {
     let at = match identify(bytes)?.kind {
         BufType::Superblock => 32,

@@ -104,13 +104,13 @@ bitflags! {
         const NEWRTBM = 1 << 2;
         /// Cannot be changed.
         const IMMUTABLE = 1 << 3;
-        /// Can be appended to alone.
+        /// Can only be appended to.
         const APPEND = 1 << 4;
         /// Writes are synchronous.
         const SYNC = 1 << 5;
         /// Access times are not kept.
         const NOATIME = 1 << 6;
-        /// Backups leave it out.
+        /// Backups skip it.
         const NODUMP = 1 << 7;
         /// New files in it go to the realtime device.
         const RTINHERIT = 1 << 8;
@@ -124,7 +124,7 @@ bitflags! {
         const EXTSZINHERIT = 1 << 12;
         /// The defragmenter leaves it alone.
         const NODEFRAG = 1 << 13;
-        /// Its directory is filled by the stream allocator.
+        /// The stream allocator serves its directory.
         const FILESTREAM = 1 << 14;
     }
 }
@@ -133,7 +133,7 @@ bitflags! {
     /// `di_flags2`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct InodeFlags2: u64 {
-        /// Wants to be accessed as memory.
+        /// DAX is wanted.
         const DAX = 1 << 0;
         /// May share blocks.
         const REFLINK = 1 << 1;
@@ -222,7 +222,7 @@ impl ForkFormat {
     }
 }
 
-/// Where one fork lies in the inode, and what it says of itself.
+/// Where one fork lies in the inode, its format and its extent count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForkInfo {
     /// How it holds its content.
@@ -247,7 +247,7 @@ pub struct InodeCore {
     pub atime: Timestamp,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
-    /// When the file was made: v3 alone.
+    /// When the file was made: v3 only.
     pub crtime: Option<Timestamp>,
     pub size: u64,
     /// Blocks of both forks, trees included.

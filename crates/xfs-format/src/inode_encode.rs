@@ -12,7 +12,7 @@ use crate::types::{InodeNumber, Lsn};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 impl ForkFormat {
-    /// As the core has it.
+    /// The field as in the core.
     pub const fn to_disk(self) -> u8 {
         match self {
             Self::Dev => 0,
@@ -54,7 +54,7 @@ impl InodeCore {
     }
 
     /// Writes core and forks into `inode` (one inode's bytes), LSN and checksum included. `next_unlinked` stays what
-    /// it is there: it belongs to the list, not to the inode. An inode that is `free` has no mode.
+    /// it is there: it belongs to the list, not to the inode. A `free` inode has no mode.
     pub fn encode(
         &self,
         ino: InodeNumber,
@@ -201,7 +201,7 @@ mod tests {
     use crate::superblock::{Superblock, tests::sample};
 
     fn core(flags2: InodeFlags2) -> InodeCore {
-        let time = |secs| Timestamp { secs, nanos: 7 };
+        let time = |seconds| Timestamp { seconds, nanoseconds: 7 };
         InodeCore {
             version: 3,
             mode: 0o100_640,
@@ -243,7 +243,7 @@ mod tests {
             let logged = core.to_log(ino, &geometry, false, Lsn(0));
             let mut laid = bytes.clone();
             laid[..96].fill(0x55);
-            logged.lay(Lsn(1 << 32), &mut laid).unwrap();
+            logged.apply_to(Lsn(1 << 32), &mut laid).unwrap();
             checksum::store(&mut laid, CRC_OFFSET);
             assert_eq!(InodeCore::parse(&laid, ino, &geometry).unwrap().as_ref(), Some(&core));
             match flags2.contains(InodeFlags2::BIGTIME) {

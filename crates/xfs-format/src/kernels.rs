@@ -1,13 +1,14 @@
 //! Which kernels mount a volume: the first release of Linux that reads each feature, and the first that writes it.
 //!
 //! A kernel refuses a volume that has an incompatible feature which it does not know, and mounts one with a read-only
-//! compatible one for reading. So the release that mounts a volume is that of its youngest feature. Releases are those of
-//! the kernel as its makers publish it; distributions take features into older ones. What a kernel was built with is
-//! not known here: recent ones have version 4 and names that ignore case as options, which are off.
+//! compatible one for reading. So the first release that mounts a volume is that of its newest feature. Releases are
+//! those of the kernel as its makers publish it; distributions take features into older ones. The kernel's build
+//! options are not known here: in recent kernels, version 4 and case-insensitive names are options, and off by
+//! default.
 //!
 //! Invariant: each row of the table of features has a row here.
 
-use crate::feature_table::{self, Mark, Present};
+use crate::feature_table::{self, FeatureMark, Present};
 use crate::features::{Features2, Incompat, LogIncompat, RoCompat, VersionFlags};
 use crate::superblock::Superblock;
 use std::fmt;
@@ -38,13 +39,13 @@ impl Kernel {
 /// The first kernels that can do something with a volume. `None`: none can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Since {
-    /// It is mounted, perhaps for reading alone.
+    /// It mounts the volume, perhaps read-only.
     pub read: Option<Kernel>,
-    /// It is mounted for writing.
+    /// It mounts the volume for writing.
     pub written: Option<Kernel>,
 }
 
-/// Before the first release that anybody would ask for.
+/// Before any release that someone could ask for.
 const ALWAYS: Kernel = Kernel { major: 2, minor: 6 };
 
 const fn kernel(major: u16, minor: u16) -> Option<Kernel> {
@@ -66,57 +67,57 @@ const READ_ONLY: Since = Since { read: Some(ALWAYS), written: None };
 const NEVER: Since = Since { read: None, written: None };
 
 /// All rows.
-const TABLE: &[(Mark, Since)] = &[
-    (Mark::Format(4), OLD),
-    (Mark::Format(5), V5),
-    (Mark::Version(VersionFlags::ATTR), OLD),
-    (Mark::Version(VersionFlags::NLINK), OLD),
-    (Mark::Version(VersionFlags::QUOTA), OLD),
-    (Mark::Version(VersionFlags::ALIGN), OLD),
-    (Mark::Version(VersionFlags::DALIGN), OLD),
-    (Mark::Version(VersionFlags::SHARED), NEVER),
-    (Mark::Version(VersionFlags::LOGV2), OLD),
-    (Mark::Version(VersionFlags::SECTOR), OLD),
-    (Mark::Version(VersionFlags::EXTFLG), OLD),
-    (Mark::Version(VersionFlags::DIRV2), OLD),
-    (Mark::Version(VersionFlags::BORG), OLD),
-    (Mark::Version(VersionFlags::MOREBITS), OLD),
-    (Mark::DirV1, NEVER),
-    (Mark::Features2(Features2::LAZYSBCOUNT), OLD),
-    (Mark::Features2(Features2::ATTR2), OLD),
-    (Mark::Features2(Features2::PARENT), NEVER),
-    (Mark::Features2(Features2::PROJID32), OLD),
-    (Mark::Features2(Features2::CRC), V5),
-    (Mark::Features2(Features2::FTYPE), both(3, 12)),
-    (Mark::RoCompat(RoCompat::FINOBT), written(3, 16)),
-    (Mark::RoCompat(RoCompat::RMAPBT), written(4, 8)),
-    (Mark::RoCompat(RoCompat::REFLINK), written(4, 9)),
-    (Mark::RoCompat(RoCompat::INOBTCNT), written(5, 10)),
-    (Mark::Incompat(Incompat::FTYPE), both(3, 12)),
-    (Mark::Incompat(Incompat::SPINODES), both(4, 2)),
-    (Mark::Incompat(Incompat::META_UUID), both(4, 3)),
-    (Mark::Incompat(Incompat::BIGTIME), both(5, 10)),
-    (Mark::Incompat(Incompat::NEEDSREPAIR), NEVER),
-    (Mark::Incompat(Incompat::NREXT64), both(5, 19)),
-    (Mark::Incompat(Incompat::EXCHRANGE), both(6, 10)),
-    (Mark::Incompat(Incompat::PARENT), both(6, 10)),
-    (Mark::Incompat(Incompat::METADIR), both(6, 13)),
-    (Mark::Incompat(Incompat::ZONED), both(6, 15)),
-    (Mark::Incompat(Incompat::ZONE_GAPS), both(6, 15)),
-    (Mark::LogIncompat(LogIncompat::XATTRS), both(5, 19)),
-    (Mark::Flag(feature_table::FLAG_READ_ONLY), READ_ONLY),
-    (Mark::ExternalLog, OLD),
-    (Mark::Realtime, OLD),
-    // No kernel cares; a daemon does.
-    (Mark::RootAttribute("xfs:autofsck"), OLD),
+const TABLE: &[(FeatureMark, Since)] = &[
+    (FeatureMark::Format(4), OLD),
+    (FeatureMark::Format(5), V5),
+    (FeatureMark::Version(VersionFlags::ATTR), OLD),
+    (FeatureMark::Version(VersionFlags::NLINK), OLD),
+    (FeatureMark::Version(VersionFlags::QUOTA), OLD),
+    (FeatureMark::Version(VersionFlags::ALIGN), OLD),
+    (FeatureMark::Version(VersionFlags::DALIGN), OLD),
+    (FeatureMark::Version(VersionFlags::SHARED), NEVER),
+    (FeatureMark::Version(VersionFlags::LOGV2), OLD),
+    (FeatureMark::Version(VersionFlags::SECTOR), OLD),
+    (FeatureMark::Version(VersionFlags::EXTFLG), OLD),
+    (FeatureMark::Version(VersionFlags::DIRV2), OLD),
+    (FeatureMark::Version(VersionFlags::BORG), OLD),
+    (FeatureMark::Version(VersionFlags::MOREBITS), OLD),
+    (FeatureMark::DirV1, NEVER),
+    (FeatureMark::Features2(Features2::LAZYSBCOUNT), OLD),
+    (FeatureMark::Features2(Features2::ATTR2), OLD),
+    (FeatureMark::Features2(Features2::PARENT), NEVER),
+    (FeatureMark::Features2(Features2::PROJID32), OLD),
+    (FeatureMark::Features2(Features2::CRC), V5),
+    (FeatureMark::Features2(Features2::FTYPE), both(3, 12)),
+    (FeatureMark::RoCompat(RoCompat::FINOBT), written(3, 16)),
+    (FeatureMark::RoCompat(RoCompat::RMAPBT), written(4, 8)),
+    (FeatureMark::RoCompat(RoCompat::REFLINK), written(4, 9)),
+    (FeatureMark::RoCompat(RoCompat::INOBTCNT), written(5, 10)),
+    (FeatureMark::Incompat(Incompat::FTYPE), both(3, 12)),
+    (FeatureMark::Incompat(Incompat::SPINODES), both(4, 2)),
+    (FeatureMark::Incompat(Incompat::META_UUID), both(4, 3)),
+    (FeatureMark::Incompat(Incompat::BIGTIME), both(5, 10)),
+    (FeatureMark::Incompat(Incompat::NEEDSREPAIR), NEVER),
+    (FeatureMark::Incompat(Incompat::NREXT64), both(5, 19)),
+    (FeatureMark::Incompat(Incompat::EXCHRANGE), both(6, 10)),
+    (FeatureMark::Incompat(Incompat::PARENT), both(6, 10)),
+    (FeatureMark::Incompat(Incompat::METADIR), both(6, 13)),
+    (FeatureMark::Incompat(Incompat::ZONED), both(6, 15)),
+    (FeatureMark::Incompat(Incompat::ZONE_GAPS), both(6, 15)),
+    (FeatureMark::LogIncompat(LogIncompat::XATTRS), both(5, 19)),
+    (FeatureMark::Flag(feature_table::FLAG_READ_ONLY), READ_ONLY),
+    (FeatureMark::ExternalLog, OLD),
+    (FeatureMark::Realtime, OLD),
+    // For a daemon; kernels ignore it.
+    (FeatureMark::RootAttribute("xfs:autofsck"), OLD),
 ];
 
-/// Bytes of a page on most machines. Blocks that are larger take a kernel that has memory in larger pieces.
+/// Bytes of a page on most machines. Larger blocks need a kernel with large folios.
 const PAGE_BYTES: u32 = 4096;
 /// The first with blocks larger than pages.
 const LARGE_BLOCKS: Since = both(6, 12);
 
-impl Mark {
+impl FeatureMark {
     /// The first kernels that read and write volumes with it.
     pub fn since(self) -> Since {
         TABLE.iter().find(|(mark, _)| *mark == self).map_or(NEVER, |(_, since)| *since)
@@ -128,9 +129,9 @@ impl Mark {
 pub struct Kernels {
     /// The first of all.
     pub since: Since,
-    /// For what older ones do not mount it.
+    /// The features that keep older kernels from mounting it.
     pub read_because: Vec<String>,
-    /// For what older ones do not mount it for writing.
+    /// The features that keep older kernels from mounting it for writing.
     pub written_because: Vec<String>,
 }
 
@@ -148,7 +149,7 @@ impl Kernels {
     }
 }
 
-/// Of a bit that nobody here knows, the word that it is in tells what a kernel that does not know it does.
+/// For an unknown bit, its word tells what a kernel does that does not know it.
 fn row(feature: &Present) -> (String, Since) {
     let unknown = match feature.support.read {
         _ if feature.is_ignored => OLD,
@@ -158,7 +159,8 @@ fn row(feature: &Present) -> (String, Since) {
     (feature.name.clone(), feature.row.map_or(unknown, |row| row.mark.since()))
 }
 
-/// The youngest kernel of some, and whose it is. None at all is younger than any.
+/// The newest of some kernels, and the feature that needs it. No kernel at all counts as newer than
+/// any.
 fn youngest(
     rows: &[(String, Since)],
     of: impl Fn(&Since) -> Option<Kernel>,

@@ -1,8 +1,8 @@
 //! Changing blocks of B+trees.
 //!
-//! A [`Shape`] says where in a block a record, key or pointer lies, so that a caller can name the bytes that it is
+//! A [`NodeShape`] says where in a block a record, key or pointer lies, so that a caller can name the bytes that it is
 //! about to change before it changes them. A [`NodeMut`] changes them. It keeps the block's counts within its size;
-//! the order of records, the agreement of keys with children, and checksums are others' business.
+//! the caller is responsible for the order of records, the keys of children, and checksums.
 
 use crate::ag::MAX_LEVELS;
 use crate::btree::{INLINE_BODY, LongHeader, Node, Plain, ShortHeader, Tree, Width};
@@ -17,14 +17,14 @@ pub const NO_BLOCK: u64 = u64::MAX;
 
 /// Where things lie in one block of a tree, or in its root within an inode.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape<T: Tree> {
+pub struct NodeShape<T: Tree> {
     len: usize,
     body_at: usize,
     level: u16,
     tree: PhantomData<T>,
 }
 
-impl<T: Tree> Shape<T> {
+impl<T: Tree> NodeShape<T> {
     /// A block of `len` bytes.
     pub fn block(len: usize, v5: bool, level: u16) -> Self {
         Self { len, body_at: T::header_len(v5), level, tree: PhantomData }
@@ -93,7 +93,7 @@ impl<T: Tree> Shape<T> {
 
 /// What a new block's header says.
 #[derive(Clone, Copy, Debug)]
-pub struct Birth {
+pub struct NewBlock {
     /// Height above the leaves.
     pub level: u16,
     /// Siblings, left and right; [`NO_BLOCK`] for none.
@@ -110,7 +110,7 @@ pub struct Birth {
 #[derive(Debug)]
 pub struct NodeMut<'a, T: Tree> {
     bytes: &'a mut [u8],
-    shape: Shape<T>,
+    shape: NodeShape<T>,
     count: usize,
 }
 
@@ -119,7 +119,7 @@ impl<'a, T: Tree> NodeMut<'a, T> {
     pub fn view(bytes: &'a mut [u8], v5: bool) -> Result<Self, FormatError> {
         let node = Node::<T>::view(bytes, v5)?;
         let (level, count) = (node.level(), node.count());
-        let shape = Shape::block(bytes.len(), v5, level);
+        let shape = NodeShape::block(bytes.len(), v5, level);
         Ok(Self { bytes, shape, count })
     }
 
@@ -127,12 +127,12 @@ impl<'a, T: Tree> NodeMut<'a, T> {
     pub fn inline_root(fork: &'a mut [u8]) -> Result<Self, FormatError> {
         let node = Node::<T>::inline_root(fork)?;
         let (level, count) = (node.level(), node.count());
-        let shape = Shape::inline_root(fork.len(), level);
+        let shape = NodeShape::inline_root(fork.len(), level);
         Ok(Self { bytes: fork, shape, count })
     }
 
     /// Makes `bytes` an empty v5 block. Its checksum and LSN are filled in when it is written.
-    pub fn create(bytes: &'a mut [u8], birth: &Birth) -> Result<Self, FormatError> {
+    pub fn create(bytes: &'a mut [u8], birth: &NewBlock) -> Result<Self, FormatError> {
         let (left, right) = birth.siblings;
         let short = FormatError::value(T::NAME, "length", bytes.len() as u64);
         // Pointers of a group and its number have 32 bits; all ones stay all ones.
@@ -187,7 +187,7 @@ impl<'a, T: Tree> NodeMut<'a, T> {
     }
 
     /// Where things lie in it.
-    pub fn shape(&self) -> Shape<T> {
+    pub fn shape(&self) -> NodeShape<T> {
         self.shape
     }
 
@@ -208,7 +208,7 @@ impl<'a, T: Tree> NodeMut<'a, T> {
         self.put_pointer(at, pointer);
     }
 
-    /// Sets the count. Entries beyond the old count are whatever the block held there.
+    /// Sets the count. Entries beyond the old count are whatever the block held.
     pub fn set_count(&mut self, count: usize) {
         debug_assert!(
             count <= self.shape.capacity(),
@@ -236,7 +236,7 @@ impl<'a, T: Tree> NodeMut<'a, T> {
         self.put_pointer(self.shape.pointers(index..index).start, pointer);
     }
 
-    /// Puts a record before record `index`; the leaf must have room.
+    /// Inserts a record before record `index`. The leaf must have room.
     pub fn insert_record(&mut self, index: usize, record: &T::Record) {
         debug_assert!(index <= self.count && self.count < self.shape.capacity(), "no room at {index}");
         self.shift(self.shape.records(index..self.count), size_of::<T::Record>());
@@ -244,7 +244,7 @@ impl<'a, T: Tree> NodeMut<'a, T> {
         self.set_record(index, record);
     }
 
-    /// Puts a child before child `index`; the block must have room.
+    /// Inserts a child before child `index`. The block must have room.
     pub fn insert_child(&mut self, index: usize, key: &T::Key, pointer: u64) {
         debug_assert!(index <= self.count && self.count < self.shape.capacity(), "no room at {index}");
         self.shift(self.shape.keys(index..self.count), size_of::<T::Key>());
@@ -320,8 +320,8 @@ mod tests {
     use crate::btree::{Bmbt, Bnobt};
     use crate::records::AllocRecord;
 
-    fn birth(level: u16) -> Birth {
-        Birth { level, siblings: (NO_BLOCK, 9), daddr: DiskAddr(80), uuid: Uuid([7; 16]), owner: 3 }
+    fn birth(level: u16) -> NewBlock {
+        NewBlock { level, siblings: (NO_BLOCK, 9), daddr: DiskAddr(80), uuid: Uuid([7; 16]), owner: 3 }
     }
 
     fn record(start: u32) -> AllocRecord {

@@ -1,6 +1,6 @@
 //! Quota files: arrays of dquots, one for each id.
 //!
-//! Big-endian, but for the checksum. Invariant: a [`Dquot`] that passed its checks has the id that its place
+//! Big-endian, except for the checksum. Invariant: a [`Dquot`] that passed its checks has the id that its place
 //! stands for.
 
 use crate::error::FormatError;
@@ -15,12 +15,12 @@ const NAME: &str = "dquot";
 const MAGIC: u16 = 0x4451;
 const VERSION: u8 = 1;
 
-/// Whose quota it is: bits of `d_type`. One of them is set.
+/// User, group or project: bits of `d_type`, of which one is set.
 const TYPES: [u8; 3] = [1, 2, 4];
 /// `d_type`: timers count in the bigtime form.
 const BIGTIME: u8 = 0x80;
 
-/// `xfs_disk_dquot`: what an id may use, and what it does. Also what a dquot log item carries.
+/// `xfs_disk_dquot`: limits and use of an id. Dquot log items carry the same structure.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
 #[repr(C)]
 #[expect(missing_docs, reason = "names of the format; limits and counts of blocks and inodes")]

@@ -7,8 +7,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Inodes in a chunk: one record of the inode trees.
 pub const INODES_PER_CHUNK: u32 = 64;
-/// Inodes that one bit of a hole mask stands for.
-pub const INODES_PER_HOLEMASK_BIT: u32 = 4;
 
 /// A free extent, record and key of `bnobt` and `cntbt`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -30,7 +28,7 @@ pub struct InobtRecord {
     pub free: U64,
 }
 
-/// A chunk's record, understood.
+/// A chunk's record, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InodeChunk {
     /// First inode.
@@ -73,7 +71,7 @@ impl InobtRecord {
         Self { startino: chunk.start.0.into(), counts, free: (chunk.free | chunk.holes).into() }
     }
 
-    /// What the record says, checked against itself.
+    /// The decoded record, checked for consistency.
     pub fn chunk(&self, sparse: bool) -> Result<InodeChunk, FormatError> {
         const NAME: &str = "inode chunk record";
         let [mask_high, mask_low, count, free_count] = self.counts;
@@ -197,7 +195,7 @@ pub struct RmapKeyPair {
     pub high: RmapKey,
 }
 
-/// How often an extent is used, record of `refcountbt`.
+/// How many owners an extent has, record of `refcountbt`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 #[allow(missing_docs, reason = "the names are the format's")]
@@ -259,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_sparse_chunk() {
-        // The upper half has no place; of the lower, all but two inodes are free.
+        // The upper half is a hole. In the lower half, all but two inodes are free.
         let record = InobtRecord { startino: 64.into(), counts: [0xff, 0, 32, 30], free: (!3).into() };
         let chunk = record.chunk(true).unwrap();
         assert_eq!(chunk.holes, 0xffff_ffff_0000_0000);

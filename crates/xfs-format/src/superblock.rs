@@ -1,4 +1,4 @@
-//! The superblock: the first sector of every allocation group, of which the first group's is believed.
+//! The superblock: the first sector of every allocation group. The first group's is authoritative.
 //!
 //! [`Superblock::parse`] gives a copy only of what passed its checks: magic, version, checksum, and every number
 //! that readers compute with. What it says about features is asked separately, so that a volume that is sound but
@@ -6,7 +6,7 @@
 
 use crate::checksum;
 use crate::error::FormatError;
-use crate::feature_table::{self, Mark, Present};
+use crate::feature_table::{self, FeatureMark, Present};
 use crate::features::{Features2, Incompat, LogIncompat, RoCompat, VersionFlags};
 use crate::types::{DiskAddr, FsBlock, InodeNumber, Lsn, Uuid};
 use crate::verify::{Verifier, VerifyContext};
@@ -178,14 +178,14 @@ impl Superblock {
         Some((u64::from_be_bytes(*blocks), u32::from_be_bytes(*groups)))
     }
 
-    /// One with these fields, if its numbers are in range.
+    /// A superblock with these fields, if its numbers are in range.
     pub fn of(raw: RawSuperblock) -> Result<Self, FormatError> {
         let sb = Self { raw };
         sb.check_ranges()?;
         Ok(sb)
     }
 
-    /// This one, of a volume that has so many blocks and groups.
+    /// This superblock with another number of blocks and groups.
     pub fn resized(&self, (blocks, groups): (u64, u32)) -> Result<Self, FormatError> {
         let raw = RawSuperblock { dblocks: blocks.into(), agcount: groups.into(), ..self.raw };
         Self::of(raw)
@@ -211,7 +211,7 @@ impl Superblock {
         VersionFlags::from_bits_retain(self.raw.versionnum.get() & !0xf)
     }
 
-    /// `sb_features2`. Old volumes have it eight bytes further, or in both places.
+    /// `sb_features2`. Old volumes have it eight bytes later, or in both places.
     pub fn features2(&self) -> Features2 {
         if !self.version_flags().contains(VersionFlags::MOREBITS) {
             return Features2::empty();
@@ -243,11 +243,6 @@ impl Superblock {
     /// Whether log records are version 2 (they may be longer than 32 KiB, and padded to a stripe unit).
     pub fn has_log_v2(&self) -> bool {
         self.is_v5() || self.version_flags().contains(VersionFlags::LOGV2)
-    }
-
-    /// Whether project ids have 32 bits.
-    pub fn has_projid32(&self) -> bool {
-        self.is_v5() || self.features2().contains(Features2::PROJID32)
     }
 
     /// Whether the superblock's free counters are right only after a clean unmount.
@@ -298,9 +293,9 @@ impl Superblock {
         let (mut named, mut own) = (Vec::new(), None);
         for feature in feature_table::present(self).filter(|feature| !feature.support.read) {
             let why = match feature.row.map(|row| row.mark) {
-                Some(Mark::Incompat(Incompat::NEEDSREPAIR)) => Unhandled::NeedsRepair,
-                Some(Mark::ExternalLog) => Unhandled::ExternalLog,
-                Some(Mark::Realtime) => Unhandled::Realtime,
+                Some(FeatureMark::Incompat(Incompat::NEEDSREPAIR)) => Unhandled::NeedsRepair,
+                Some(FeatureMark::ExternalLog) => Unhandled::ExternalLog,
+                Some(FeatureMark::Realtime) => Unhandled::Realtime,
                 _ => {
                     named.push(feature.name);
                     continue;
@@ -323,7 +318,7 @@ impl Superblock {
         feature_table::present(self).filter(unchecked).map(|feature| feature.name).collect()
     }
 
-    /// The features that are on, but for those that every volume has.
+    /// The features that are on, except for those that every volume has.
     pub fn features(&self) -> Vec<Present> {
         let unusual = |feature: &Present| !feature.row.is_some_and(|row| row.usual);
         feature_table::present(self).filter(unusual).collect()
@@ -416,7 +411,7 @@ impl Superblock {
         if !in_ag || ag * ag_blocks + block + blocks > raw.dblocks.get() {
             return Err(FormatError::value(NAME, "log start", raw.logstart.get()));
         }
-        // Not said where sectors have 512 bytes.
+        // Not set for sectors of 512 bytes.
         if raw.logsectsize.get() != 0 {
             check_size("log sector size", raw.logsectsize.get().into(), raw.logsectlog, 512, 32768)?;
         }

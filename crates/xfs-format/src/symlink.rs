@@ -4,7 +4,7 @@
 //! fits two buffers at most (v5 blocks hold at least 968 bytes of it).
 
 use crate::attr;
-use crate::da::BlockIdentity;
+use crate::edit::Stamp;
 use crate::error::FormatError;
 use crate::types::InodeNumber;
 use crate::verify::{Verifier, VerifyContext};
@@ -37,8 +37,8 @@ impl<'a> SymlinkBlock<'a> {
 
 /// Makes a v5 buffer with the piece of a target that begins at `offset`. Checksum and LSN are for whoever writes it to
 /// the device. `false` if the piece does not fit.
-pub fn write_symlink_block(bytes: &mut [u8], id: &BlockIdentity, offset: u32, piece: &[u8]) -> bool {
-    attr::write_piece(bytes, SYMLINK_MAGIC, id, offset, piece, 0)
+pub fn write_symlink_block(bytes: &mut [u8], stamp: &Stamp, offset: u32, piece: &[u8]) -> bool {
+    attr::write_piece(bytes, SYMLINK_MAGIC, stamp, offset, piece, 0)
 }
 
 /// A buffer of a symlink's target, v5.

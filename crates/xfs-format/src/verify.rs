@@ -1,10 +1,10 @@
-//! One verifier object a block type: what a metadata buffer must satisfy before anything in it is believed.
+//! One verifier object a block type: what a metadata buffer must satisfy before its content is used.
 
 use crate::checksum;
 use crate::error::FormatError;
 use crate::types::{DiskAddr, Lsn, Uuid};
 
-/// What a block is checked against besides itself.
+/// The context that a block is checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifyContext {
     /// Whether the volume is v5: blocks carry checksum, UUID, own address, owner and LSN.
@@ -15,8 +15,8 @@ pub struct VerifyContext {
     pub daddr: DiskAddr,
 }
 
-/// The checks of one block type. Run once, when the block enters the buffer cache; the owner is checked by
-/// whoever looks at the block, as it depends on who looks.
+/// The checks of one block type. Run once, when the block enters the buffer cache; the code that uses the
+/// block checks the owner, since only that knows it.
 #[derive(Debug)]
 pub struct Verifier {
     /// The structure's name in messages.

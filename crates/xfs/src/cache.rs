@@ -1,16 +1,16 @@
-//! A bounded cache that many threads look up at once: shards, each a map under a reader-writer lock.
+//! A bounded cache with concurrent lookups: shards, each a map under a reader-writer lock.
 //!
-//! A hit takes its shard's lock shared and sets one bit, if it is not set yet. Room is made by the CLOCK algorithm
-//! within the shard. The weights of all entries together never exceed the limit: what does not fit into a shard
-//! is handed back uncached. The exception are entries that must stay ([`Evict::must_stay`]): changes that are not on
-//! disk yet, whose number the log bounds. While these fill a shard, an insertion looks at [`STUCK_LOOKS`] entries and
-//! no more, so that it costs the same however many there are. What goes far beyond the limit makes the cache *crowded*:
-//! whoever begins a change has changes written back then; twice as far makes it *swamped*, and they wait for that. An
-//! entry that is too heavy for any shard, as a file of a million extents, crowds nobody: it would be as heavy once it is
-//! written.
+//! A hit takes its shard's lock shared and sets one bit if it is not set yet. The CLOCK algorithm makes room within a
+//! shard. The total weight never exceeds the limit: an entry that does not fit into its shard is handed back uncached.
+//! The exception are entries that must stay ([`Evict::must_stay`]), that is, changes that are not on disk yet; the log
+//! bounds their number. While these fill a shard, an insertion looks at no more than [`STUCK_LOOKS`] entries, so that
+//! its cost does not depend on their number. Above the *high watermark*, which is far above the limit, whoever begins a
+//! change starts write-back; above the *hard watermark*, twice as far, it waits for that. An entry that is too heavy
+//! for any shard, such as a file with a million extents, does not count for the watermarks: write-back would not make
+//! it lighter.
 //!
-//! The limit may be lowered and raised again ([`Cache::set_limit`]), up to the one that the cache was made with: memory that
-//! something else takes for a while.
+//! The limit can be lowered and raised again ([`Cache::set_limit`]) up to the one that the cache was made with, to lend
+//! memory to other users.
 
 use crate::keyed_hash::KeyedHash;
 use lockstat::{Counted, LockClass, Mode, Users};
@@ -21,26 +21,26 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Bytes that a shard has at least, as long as there are enough for two.
+/// Minimum bytes per shard, if there is enough for two shards.
 const MIN_SHARD_BYTES: u64 = 1 << 20;
 
-/// Entries that are looked at for a victim in a shard that was found to be full of what must stay.
+/// Entries that are checked for a victim in a shard that was found to be full of entries that must stay.
 const STUCK_LOOKS: usize = 16;
 
-/// What may leave a cache when room is needed.
+/// Decides what may leave a cache when room is needed.
 pub(crate) trait Evict {
-    /// Whether somebody relies on this entry being found. Asked with the shard's lock held exclusively: nobody gets
+    /// Whether somebody relies on this entry being found. Called with the shard's lock held exclusively, so nobody gets
     /// the entry from the cache meanwhile.
     fn must_stay(&self) -> bool;
 
-    /// Closes other ways to the entry than this cache; whether there was one, which counts as a use. Asked before
-    /// [`must_stay`](Self::must_stay), as often as not in vain.
+    /// Closes other ways to the entry than this cache. Returns whether there was one, which counts as a use. Called
+    /// before [`must_stay`](Self::must_stay), often needlessly.
     fn recall(&self) -> bool {
         false
     }
 }
 
-/// What is shared, and may be found in another way than in a cache.
+/// Something shared that may be found in other ways than through a cache.
 pub(crate) trait Recall {
     /// See [`Evict::recall`].
     fn recall(&self) -> bool {
@@ -69,22 +69,22 @@ impl Evict for u64 {
     }
 }
 
-/// A bounded map from `K` to `V`; values are handed out as clones.
+/// A bounded map from `K` to `V`. Values are returned as clones.
 pub(crate) struct Cache<K, V> {
     shards: Box<[Shard<K, V>]>,
-    /// Random keys: numbers in an image cannot be chosen to collide.
+    /// Has random keys, so that numbers in an image cannot be chosen to collide.
     hasher: KeyedHash,
-    /// What a shard may weigh now, and when nobody else needs memory.
+    /// The weight limit of a shard now, and the one without other users of the memory.
     shard_limit: AtomicU64,
     shard_limit_max: u64,
-    /// By how much a shard may exceed its limit before it is crowded.
+    /// How far the high watermark of a shard lies above its limit.
     shard_slack: u64,
-    /// How many shards are crowded, and swamped.
-    crowded: AtomicUsize,
-    swamped: AtomicUsize,
+    /// Number of shards above the high watermark, and above the hard one.
+    over_high: AtomicUsize,
+    over_hard: AtomicUsize,
 }
 
-/// Its own cache lines, so that threads in different shards do not disturb each other.
+/// A shard has its own cache lines, so that threads in different shards do not disturb each other.
 #[repr(align(128))]
 struct Shard<K, V> {
     ring: RwLock<Ring<K, V>>,
@@ -97,15 +97,15 @@ struct Ring<K, V> {
     entries: Vec<Entry<K, V>>,
     hand: usize,
     weight: u64,
-    /// What the shard may weigh at most.
+    /// The maximum weight of the shard.
     limit_max: u64,
-    /// What the entries weigh that are heavier than that each.
+    /// The total weight of entries that are each heavier than the maximum.
     giants: u64,
-    /// Two whole rounds made too little room, and nobody has made enough since.
+    /// Two full rounds made too little room, and since then nobody has made enough.
     stuck: bool,
-    /// It weighs far more than its limit, and all that it may.
-    crowded: bool,
-    swamped: bool,
+    /// It is above the high watermark, and above the hard one.
+    is_over_high: bool,
+    is_over_hard: bool,
 }
 
 struct Entry<K, V> {
@@ -116,8 +116,7 @@ struct Entry<K, V> {
 }
 
 impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
-    /// A cache for entries that weigh `limit` bytes together, in at most `shards` shards, whose locks
-    /// count into `class`.
+    /// A cache with a total weight of `limit` bytes in at most `shards` shards, whose locks count into `class`.
     pub(crate) fn new(limit: u64, shards: usize, class: &'static LockClass) -> Self {
         let affordable = usize::try_from(limit / MIN_SHARD_BYTES).unwrap_or(usize::MAX);
         let count = affordable.clamp(1, shards);
@@ -130,8 +129,8 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
                 limit_max: limit / count as u64,
                 giants: 0,
                 stuck: false,
-                crowded: false,
-                swamped: false,
+                is_over_high: false,
+                is_over_hard: false,
             }),
             class,
             users: Users::new(),
@@ -142,17 +141,19 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
             shard_limit: AtomicU64::new(limit / count as u64),
             shard_limit_max: limit / count as u64,
             shard_slack: u64::MAX,
-            crowded: AtomicUsize::new(0),
-            swamped: AtomicUsize::new(0),
+            over_high: AtomicUsize::new(0),
+            over_hard: AtomicUsize::new(0),
         }
     }
 
-    /// By how many bytes changes that must stay may exceed the limit before the cache is crowded.
+    /// Sets by how many bytes the high watermark lies above the limit: entries that must stay may exceed the limit by
+    /// this much.
     pub(crate) fn set_slack(&mut self, bytes: u64) {
         self.shard_slack = bytes / self.shards.len() as u64;
     }
 
-    /// Has all entries weigh `bytes` together at most, but no more than the cache was made for; who is too many goes at once.
+    /// Limits the total weight to `bytes`, but to no more than the cache was made for. Surplus entries are evicted at
+    /// once.
     pub(crate) fn set_limit(&self, bytes: u64) {
         let limit = (bytes / self.shards.len() as u64).min(self.shard_limit_max);
         if self.shard_limit.swap(limit, Ordering::Relaxed) <= limit {
@@ -163,12 +164,12 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         }
     }
 
-    /// Has entries go that are too many in a ring.
+    /// Evicts surplus entries of a ring.
     fn trim(&self, mut ring: Counted<RwLockWriteGuard<'_, Ring<K, V>>>) {
         let dropped = ring.make_room(0, self.shard_limit());
-        self.judge(&mut ring);
+        self.update_watermarks(&mut ring);
         drop(ring);
-        // Values are freed with no lock held.
+        // Free the values with no lock held.
         drop(dropped);
     }
 
@@ -176,34 +177,34 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         self.shard_limit.load(Ordering::Relaxed)
     }
 
-    /// Whether changes that wait to be written take far more than the limit.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.crowded.load(Ordering::Relaxed) > 0
+    /// Whether dirty entries take far more than the limit.
+    pub(crate) fn is_over_high_watermark(&self) -> bool {
+        self.over_high.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether they take twice as much: all that they may.
-    pub(crate) fn is_swamped(&self) -> bool {
-        self.swamped.load(Ordering::Relaxed) > 0
+    /// Whether they exceed it by twice as much, which is all that is allowed.
+    pub(crate) fn is_over_hard_watermark(&self) -> bool {
+        self.over_hard.load(Ordering::Relaxed) > 0
     }
 
-    /// Puts an entry into a ring that is locked; gives back those that had to go.
+    /// Inserts an entry into a locked ring. Returns those that were evicted.
     fn enter(&self, ring: &mut Ring<K, V>, key: K, value: V, weight: u64) -> Vec<V> {
         let dropped = ring.insert(key, value, weight, self.shard_limit());
-        self.judge(ring);
+        self.update_watermarks(ring);
         dropped
     }
 
-    /// Counts a ring whose weight has changed among the crowded, and the swamped.
-    fn judge(&self, ring: &mut Ring<K, V>) {
+    /// Updates the watermark counts after the weight of a ring has changed.
+    fn update_watermarks(&self, ring: &mut Ring<K, V>) {
         let beyond = (ring.weight - ring.giants).saturating_sub(self.shard_limit());
-        note(&mut ring.crowded, beyond > self.shard_slack, &self.crowded);
-        note(&mut ring.swamped, beyond > self.shard_slack.saturating_mul(2), &self.swamped);
+        note(&mut ring.is_over_high, beyond > self.shard_slack, &self.over_high);
+        note(&mut ring.is_over_hard, beyond > self.shard_slack.saturating_mul(2), &self.over_hard);
     }
 
-    /// Lets go of what need not stay any more in shards that are crowded.
-    pub(crate) fn shed(&self) {
+    /// Reclaims entries that need not stay any more, in shards above the high watermark.
+    pub(crate) fn reclaim(&self) {
         for shard in &self.shards {
-            if !shard.read().crowded {
+            if !shard.read().is_over_high {
                 continue;
             }
             let mut ring = shard.write();
@@ -217,11 +218,16 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         self.get_and(key, |_| ())
     }
 
-    /// The same, and does something with it while it cannot leave the cache.
+    /// Whether `key` has a value. This does not count as a use.
+    pub(crate) fn contains(&self, key: &K) -> bool {
+        self.shard(key).read().slots.contains_key(key)
+    }
+
+    /// The value of `key`. Calls `with` on it while it cannot leave the cache.
     pub(crate) fn get_and(&self, key: &K, with: impl FnOnce(&V)) -> Option<V> {
         let ring = self.shard(key).read();
         let entry = ring.entries.get(*ring.slots.get(key)?)?;
-        // Read first: a bit that is set already costs no write to a line that others read.
+        // Read first: if the bit is set already, this writes nothing to a line that others read.
         if !entry.used.load(Ordering::Relaxed) {
             entry.used.store(true, Ordering::Relaxed);
         }
@@ -229,19 +235,19 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         Some(entry.value.clone())
     }
 
-    /// Puts `value` in, in place of an earlier one, if it fits.
+    /// Inserts `value`, replacing an earlier one, if it fits.
     #[cfg(test)]
     pub(crate) fn insert(&self, key: K, value: V, weight: u64) {
         let shard = self.shard(&key);
         let mut ring = shard.write();
         let dropped = self.enter(&mut ring, key, value, weight);
         drop(ring);
-        // Values are freed with no lock held.
+        // Free the values with no lock held.
         drop(dropped);
     }
 
-    /// Puts `value` in unless `key` has one; gives the one that stays. `None`: it has none, and `is_newest` says that
-    /// `value` is not the latest any more. That is asked where nothing can leave the cache until `value` is in.
+    /// Inserts `value` unless `key` has one, and returns the one that stays. `None` if `key` has none and `is_newest`
+    /// says that `value` is outdated. `is_newest` is called where nothing can leave the cache before `value` is in.
     pub(crate) fn get_or_insert(
         &self,
         key: K,
@@ -252,7 +258,8 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         self.get_or_replace(key, value, weight, |_| false, is_newest)
     }
 
-    /// As [`get_or_insert`](Self::get_or_insert), in the place of a value that is `replaceable`.
+    /// Like [`get_or_insert`](Self::get_or_insert), but replaces a value that is `replaceable`. Whoever answers `true`
+    /// knows that `value` is the latest, and the replacement is certain.
     pub(crate) fn get_or_replace(
         &self,
         key: K,
@@ -263,13 +270,10 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
     ) -> Option<V> {
         let shard = self.shard(&key);
         let mut ring = shard.write();
-        if let Some(entry) = ring.slots.get(&key).and_then(|&slot| ring.entries.get(slot))
-            && !replaceable(&entry.value)
-        {
-            return Some(entry.value.clone());
-        }
-        if !is_newest() {
-            return None;
+        match ring.slots.get(&key).and_then(|&slot| ring.entries.get(slot)) {
+            Some(entry) if !replaceable(&entry.value) => return Some(entry.value.clone()),
+            None if !is_newest() => return None,
+            _ => {}
         }
         let dropped = self.enter(&mut ring, key, value.clone(), weight);
         drop(ring);
@@ -277,7 +281,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         Some(value)
     }
 
-    /// Changes the weight of `key`, if it is there; it leaves the cache if it has become too heavy.
+    /// Changes the weight of `key`, if it is there. It is evicted if it has become too heavy.
     pub(crate) fn reweigh(&self, key: K, weight: u64) {
         let mut ring = self.shard(&key).write();
         let Some(slot) = ring.slots.get(&key).copied() else { return };
@@ -288,8 +292,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         drop(dropped);
     }
 
-    /// Takes the entry of `key` out.
-    #[allow(dead_code, reason = "its users follow")]
+    /// Removes the entry of `key`.
     pub(crate) fn remove(&self, key: &K) -> Option<V> {
         let mut ring = self.shard(key).write();
         let slot = *ring.slots.get(key)?;
@@ -297,7 +300,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         Some(ring.remove(slot))
     }
 
-    /// All values that `choose` wants, which is asked with a lock held.
+    /// All values for which `choose` holds. A lock is held while it is called.
     pub(crate) fn select(&self, choose: impl Fn(&V) -> bool) -> Vec<V> {
         let mut chosen = Vec::new();
         for shard in &self.shards {
@@ -308,13 +311,13 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         chosen
     }
 
-    /// Bytes that the entries weigh together.
+    /// The total weight of all entries in bytes.
     pub(crate) fn weight(&self) -> u64 {
         self.shards.iter().map(|shard| shard.read().weight).sum()
     }
 
     fn shard(&self, key: &K) -> &Shard<K, V> {
-        // The map inside a shard takes the low bits of a hash of its own.
+        // The map inside of a shard uses the low bits of a hash of its own.
         let hash = self.hasher.hash_one(key);
         let index = (u128::from(hash) * self.shards.len() as u128) >> 64;
         #[allow(clippy::cast_possible_truncation, reason = "below the number of shards")]
@@ -322,7 +325,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
     }
 }
 
-/// Keeps a shard's flag, and the number of shards that have it.
+/// Updates a shard's flag and the number of shards that have it set.
 fn note(flag: &mut bool, now: bool, count: &AtomicUsize) {
     if *flag != now {
         *flag = now;
@@ -344,7 +347,7 @@ impl<K, V> Shard<K, V> {
 }
 
 impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
-    /// Puts an entry in and gives back those that had to go.
+    /// Inserts an entry and returns those that were evicted.
     fn insert(&mut self, key: K, value: V, weight: u64, limit: u64) -> Vec<V> {
         let mut dropped = Vec::new();
         if let Some(&slot) = self.slots.get(&key) {
@@ -361,7 +364,7 @@ impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
         dropped
     }
 
-    /// Has entries go until `weight` more fit in, or all that are left must stay.
+    /// Evicts entries until `weight` more fits in, or all that are left must stay.
     fn make_room(&mut self, weight: u64, limit: u64) -> Vec<V> {
         let mut dropped = Vec::new();
         while self.weight + weight > limit {
@@ -370,18 +373,20 @@ impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
                 break;
             };
             dropped.push(self.remove(victim));
+            // The newest entry is in this slot now. It must not be the next victim.
+            self.hand = victim + 1;
         }
         self.stuck &= self.weight + weight > limit;
         dropped
     }
 
-    /// The part of a weight that no shard has room for: all or nothing.
+    /// The weight of an entry that no shard has room for, otherwise 0.
     fn giant(&self, weight: u64) -> u64 {
         if weight > self.limit_max { weight } else { 0 }
     }
 
-    /// The next entry that may go and was not used since the hand passed it last. Two rounds clear every bit: if
-    /// there is none by then, all must stay, and the next searches are short ones.
+    /// The next entry that may go and was not used since the hand last passed it. Two rounds clear every bit. If there
+    /// is still no victim, all entries must stay, and the next searches are short.
     fn victim(&mut self) -> Option<usize> {
         let most = if self.stuck { STUCK_LOOKS } else { usize::MAX };
         let looks = most.min(2 * self.entries.len());
@@ -460,6 +465,17 @@ mod tests {
         assert_eq!(cache.weight(), 100);
     }
 
+    /// Regression: in a full cache each new entry evicted the one before it, which nobody had had time to use.
+    #[test]
+    fn what_came_last_goes_last() {
+        let cache = Cache::<u64, u64>::new(100, 1, &CLASS);
+        (1..=10).for_each(|key| cache.insert(key, key, 10));
+        (11..=16).for_each(|key| cache.insert(key, key, 10));
+        let kept: Vec<u64> = (1..=16).filter(|key| cache.get(key).is_some()).collect();
+        assert_eq!(kept.len(), 10);
+        assert!((11..=16).all(|key| kept.contains(&key)), "{kept:?}");
+    }
+
     #[test]
     fn too_heavy_is_not_kept() {
         let cache = Cache::<u64, u64>::new(100, 1, &CLASS);
@@ -519,7 +535,7 @@ mod tests {
         }
     }
 
-    /// Each insertion into a cache full of changes went through all of them, twice.
+    /// Regression: each insertion into a cache full of dirty entries went through all of them, twice.
     #[test]
     fn what_must_stay_is_not_looked_through_at_each_insertion() {
         let mut cache = Cache::<u64, Dirty>::new(1000, 1, &CLASS);
@@ -528,36 +544,36 @@ mod tests {
         for key in 0..10_000 {
             cache.insert(key, dirty.clone(), 1);
         }
-        assert!(cache.weight() == 10_000 && cache.is_crowded());
+        assert!(cache.weight() == 10_000 && cache.is_over_high_watermark());
         let asked = dirty.0.1.load(Ordering::Relaxed);
         assert!(asked < 10_000 * (STUCK_LOOKS + 2), "asked {asked} times");
         // Once they are on disk, the cache shrinks to its limit.
         dirty.0.0.store(false, Ordering::Relaxed);
         cache.insert(10_000, dirty.clone(), 1);
-        assert!(cache.weight() <= 1000 && !cache.is_crowded(), "{}", cache.weight());
+        assert!(cache.weight() <= 1000 && !cache.is_over_high_watermark(), "{}", cache.weight());
     }
 
-    /// A file of a million extents had every checkpoint written back at once.
+    /// Regression: a file with a million extents made every checkpoint be written back at once.
     #[test]
     fn one_that_is_too_heavy_crowds_nobody() {
         let mut cache = Cache::<u64, Dirty>::new(1000, 1, &CLASS);
         cache.set_slack(1000);
         let dirty = Dirty(Arc::new((AtomicBool::new(true), 0.into())));
         cache.insert(0, dirty.clone(), 10_000);
-        assert!(cache.weight() == 10_000 && !cache.is_crowded());
+        assert!(cache.weight() == 10_000 && !cache.is_over_high_watermark());
         for key in 1..=2000 {
             cache.insert(key, dirty.clone(), 1);
         }
-        assert!(!cache.is_crowded());
+        assert!(!cache.is_over_high_watermark());
         cache.insert(2001, dirty.clone(), 1);
-        assert!(cache.is_crowded() && !cache.is_swamped());
+        assert!(cache.is_over_high_watermark() && !cache.is_over_hard_watermark());
         // It may get lighter.
         cache.reweigh(0, 100);
-        assert!(cache.weight() == 2101 && cache.is_crowded());
+        assert!(cache.weight() == 2101 && cache.is_over_high_watermark());
         cache.remove(&0);
         dirty.0.0.store(false, Ordering::Relaxed);
         cache.insert(2002, dirty.clone(), 1);
-        assert!(cache.weight() <= 1000 && !cache.is_crowded(), "{}", cache.weight());
+        assert!(cache.weight() <= 1000 && !cache.is_over_high_watermark(), "{}", cache.weight());
     }
 
     #[test]
@@ -568,17 +584,21 @@ mod tests {
         for key in 0..3000 {
             cache.insert(key, if key % 2 == 0 { written.clone() } else { waiting.clone() }, 1);
         }
-        assert!(cache.is_crowded() && !cache.is_swamped());
+        assert!(cache.is_over_high_watermark() && !cache.is_over_hard_watermark());
         cache.insert(3000, written.clone(), 1);
-        assert!(cache.is_swamped());
-        cache.shed();
-        assert!(cache.weight() == 3001 && cache.is_swamped());
+        assert!(cache.is_over_hard_watermark());
+        cache.reclaim();
+        assert!(cache.weight() == 3001 && cache.is_over_hard_watermark());
         written.0.0.store(false, Ordering::Relaxed);
-        cache.shed();
-        assert!(cache.weight() == 1500 && !cache.is_crowded() && !cache.is_swamped(), "{}", cache.weight());
+        cache.reclaim();
+        assert!(
+            cache.weight() == 1500 && !cache.is_over_high_watermark() && !cache.is_over_hard_watermark(),
+            "{}",
+            cache.weight()
+        );
         waiting.0.0.store(false, Ordering::Relaxed);
-        cache.shed();
-        assert_eq!(cache.weight(), 1500, "a shard that is not crowded sheds nothing");
+        cache.reclaim();
+        assert_eq!(cache.weight(), 1500, "a shard below its high watermark reclaims nothing");
     }
 
     #[test]

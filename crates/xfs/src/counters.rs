@@ -1,9 +1,9 @@
 //! The volume's counters: free blocks, inodes, free inodes.
 //!
-//! The superblock on disk holds them only after a clean close; while a volume is open they live here, as atomics.
+//! The superblock on disk has them only after a clean close. While a volume is open they are here, as atomics.
 //!
-//! Invariant: `free_blocks` is what is free less what transactions have reserved, so that a reservation which
-//! succeeded cannot fail later.
+//! Invariant: `free_blocks` excludes what transactions have reserved, so that a successful reservation cannot fail
+//! later.
 
 use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -14,28 +14,28 @@ pub struct Counters {
     free_blocks: AtomicI64,
     inodes: AtomicI64,
     free_inodes: AtomicI64,
-    /// Blocks that count as free and that no reservation may take: those of the trees of free space, what these may
-    /// need to go on, and what groups keep for their trees of free inodes.
+    /// Blocks that count as free but cannot be reserved: those of the free space trees, what these may need, and what
+    /// groups keep for their other trees.
     set_aside: AtomicI64,
 }
 
-/// What a transaction changes of them.
+/// A transaction's changes of the counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Delta {
-    /// Blocks that were reserved and are used now.
+    /// Reserved blocks that are used now.
     pub(crate) taken: u64,
     /// Blocks that are free now.
     pub(crate) freed: u64,
     pub(crate) inodes: i64,
     pub(crate) free_inodes: i64,
-    /// Blocks taken out of the groups' own reserve.
-    pub(crate) pooled: i64,
-    /// Blocks that the trees of free space grew by.
+    /// Blocks taken from the groups' own reservations.
+    pub(crate) from_ag_reservation: i64,
+    /// Blocks by which the free space trees grew.
     pub(crate) space_trees: i64,
 }
 
 impl Counters {
-    /// Counters of a volume as the superblock has them.
+    /// Counters of a volume as in the superblock.
     pub fn new(free_blocks: u64, inodes: u64, free_inodes: u64, set_aside: u64) -> Self {
         Self {
             free_blocks: AtomicI64::new(free_blocks.cast_signed()),
@@ -50,19 +50,19 @@ impl Counters {
         self.free_blocks.load(Ordering::Relaxed).max(0).cast_unsigned()
     }
 
-    /// Blocks that a reservation may still take.
+    /// Blocks that can still be reserved.
     pub fn available_blocks(&self) -> u64 {
         (self.free_blocks.load(Ordering::Relaxed) - self.set_aside.load(Ordering::Relaxed))
             .max(0)
             .cast_unsigned()
     }
 
-    /// Inodes that have a place on disk.
+    /// Allocated inodes.
     pub fn inodes(&self) -> u64 {
         self.inodes.load(Ordering::Relaxed).max(0).cast_unsigned()
     }
 
-    /// Those of them that are free.
+    /// Allocated inodes that are free.
     pub fn free_inodes(&self) -> u64 {
         self.free_inodes.load(Ordering::Relaxed).max(0).cast_unsigned()
     }
@@ -82,7 +82,7 @@ impl Counters {
             .map_err(|_| Error::NoSpace)
     }
 
-    /// Reserves blocks, as many as there are of so many.
+    /// Reserves up to this many blocks, as many as there are.
     pub(crate) fn reserve_some(&self, most: u64) -> u64 {
         let set_aside = self.set_aside.load(Ordering::Relaxed);
         let wanted = |free: i64| most.cast_signed().min(free - set_aside).max(0);
@@ -92,14 +92,14 @@ impl Counters {
         before.map_or(0, |free| wanted(free).cast_unsigned())
     }
 
-    /// Gives back what was reserved and not taken.
+    /// Gives back what was reserved and not used.
     pub(crate) fn return_blocks(&self, count: u64) {
         if count > 0 {
             self.free_blocks.fetch_add(count.cast_signed(), Ordering::Relaxed);
         }
     }
 
-    /// Sets aside so many blocks more, of a volume that has grown, or fewer.
+    /// Changes the set-aside by this many blocks, for a volume that has grown.
     pub(crate) fn keep_back(&self, more: i64) {
         self.set_aside.fetch_add(more, Ordering::Relaxed);
     }
@@ -107,11 +107,11 @@ impl Counters {
     /// Applies what a transaction committed. Blocks that it took left the counter when they were reserved.
     pub(crate) fn apply(&self, delta: &Delta) {
         self.return_blocks(delta.freed);
-        if delta.pooled != 0 {
-            self.free_blocks.fetch_sub(delta.pooled, Ordering::Relaxed);
+        if delta.from_ag_reservation != 0 {
+            self.free_blocks.fetch_sub(delta.from_ag_reservation, Ordering::Relaxed);
         }
-        if delta.space_trees != delta.pooled {
-            self.set_aside.fetch_add(delta.space_trees - delta.pooled, Ordering::Relaxed);
+        if delta.space_trees != delta.from_ag_reservation {
+            self.set_aside.fetch_add(delta.space_trees - delta.from_ag_reservation, Ordering::Relaxed);
         }
         if delta.inodes != 0 {
             self.inodes.fetch_add(delta.inodes, Ordering::Relaxed);

@@ -1,17 +1,16 @@
-//! Copying on write: which blocks of a write go elsewhere, and what becomes of them.
+//! Copy-on-write: which blocks of a write go elsewhere, and what happens to them.
 //!
-//! Blocks that others have as well are never written. The *CoW fork*, which is in memory alone, gives a file other blocks
-//! for them: an extent in it is *staged* (its `unwritten` is set), holds what was *written*, and is then remapped into
-//! the data fork, piece by piece. What is staged and never written is given back some time; what a crash left is known
-//! by the tree of reference counts.
+//! Shared blocks are never written. The *CoW fork*, which is only in memory, gives a file other blocks for them. An
+//! extent in it is *staged* (its `unwritten` is set), then *written*, and then remapped into the data fork, piece by
+//! piece. Staged blocks that are never written are freed later; after a crash the refcount tree tells which are left.
 //!
-//! Here is what needs no volume: the forks go in, and out comes what is to be done. What holds: a write goes to blocks
-//! that the file has alone, or to staged ones; between any two steps each block of the file reads as before the write or
-//! as after it; nothing but what was written is remapped.
+//! This module needs no volume: it is given the forks and returns what to do. Invariants: a write goes only to blocks
+//! that the file alone has, or to staged ones. Between any two steps each block of the file reads as before the write
+//! or as after it. Only written blocks are remapped.
 //!
 //! ```text
 //! parts        where the blocks of a write go
-//! Staging      the blocks to stage for a part of it, by the hint for the size of copies
+//! Staging      the blocks to stage for a part of it, by the CoW extent size hint
 //! CowFork      stage, mark as written, take out
 //! next_remap   what to remap next, once data are written
 //! ```
@@ -23,87 +22,91 @@ use std::ops::Range;
 use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent, STARTOFF_BITS};
 use xfs_format::types::{FileBlock, FsBlock};
 
-/// The hint for the size of copies where a file has none.
+/// Default CoW extent size hint.
 pub const DEFAULT_HINT: u32 = 32;
-/// The longest extent.
+/// Maximum length of an extent.
 const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
-/// No file has blocks from here on.
+/// The end of the block numbers of a file.
 const FILE_BLOCKS_MAX: u64 = 1 << STARTOFF_BITS;
 
 /// Where blocks of a write go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Goes {
+pub enum CowTarget {
     /// Nothing is mapped: the data fork gets blocks.
     Hole,
-    /// To the blocks that the file has, from this one on, and that nobody else has.
+    /// To the file's blocks from this one on, which nobody else has.
     InPlace(FsBlock),
-    /// To blocks of the CoW fork, from this one on.
+    /// To blocks of the CoW fork from this one on.
     Staged(FsBlock),
     /// Elsewhere: the blocks from this one on have other owners, and nothing is staged for them.
     Elsewhere(FsBlock),
 }
 
-/// A part of a write whose blocks all go to one place.
+/// A part of a write whose blocks all have one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Blocks of the file.
+pub struct WritePart {
+    /// File blocks.
     pub blocks: Range<FileBlock>,
     /// Where they go.
-    pub goes: Goes,
+    pub target: CowTarget,
 }
 
-/// Where the blocks of a write go, part by part. `shared` tells what is known of a block and so many from it on.
+/// Where the blocks of a write go, part by part. `shared` returns what is known of a number of blocks from a block on.
 ///
-/// A staged block that holds data is written where it is; one that holds none is used for a block that is shared only:
-/// what the file has alone is overwritten. What a write leaves of its first and last block comes from where it was read
-/// before: from the data fork, but for staged blocks that hold data.
+/// A staged block with data is written in place. One without data is used only for a shared block: what the file alone
+/// has is overwritten. What a write leaves unchanged in its first and last block comes from where it was read before:
+/// from the data fork, or from staged blocks with data.
 pub fn parts(
     data: &ExtentList,
     cow: &CowFork,
     blocks: Range<FileBlock>,
     mut shared: impl FnMut(FsBlock, u64) -> Result<SharedRun>,
-) -> Result<Vec<Part>> {
+) -> Result<Vec<WritePart>> {
     let mut parts = Vec::new();
     let mut at = blocks.start;
     while at < blocks.end {
         let (staged, mapped) = (cow.0.lookup(at), data.lookup(at));
         let until = blocks.end.min(end_of(&staged)).min(end_of(&mapped));
         let (end, goes) = match (staged, mapped) {
-            (Mapped::Extent(staged), _) if !staged.unwritten => (until, Goes::Staged(block_at(&staged, at))),
-            (_, Mapped::Hole(..)) => (until, Goes::Hole),
-            // Nobody shares what was never written, whatever is known of such blocks from before they came to the file.
-            (_, Mapped::Extent(extent)) if extent.unwritten => (until, Goes::InPlace(block_at(&extent, at))),
+            (Mapped::Extent(staged), _) if !staged.unwritten => {
+                (until, CowTarget::Staged(block_at(&staged, at)))
+            }
+            (_, Mapped::Hole(..)) => (until, CowTarget::Hole),
+            // Unwritten blocks are never shared, whatever was known of them before they came to the file.
+            (_, Mapped::Extent(extent)) if extent.unwritten => {
+                (until, CowTarget::InPlace(block_at(&extent, at)))
+            }
             (staged, Mapped::Extent(extent)) => {
                 let start = block_at(&extent, at);
                 let known = shared(start, until.0 - at.0)?;
-                // Nothing known is no reason to go round in circles.
+                // An empty answer must not cause an endless loop.
                 let end = until.min(FileBlock(at.0 + known.blocks.max(1)));
                 match staged {
-                    _ if !known.shared => (end, Goes::InPlace(start)),
-                    Mapped::Extent(staged) => (end, Goes::Staged(block_at(&staged, at))),
-                    Mapped::Hole(..) => (end, Goes::Elsewhere(start)),
+                    _ if !known.shared => (end, CowTarget::InPlace(start)),
+                    Mapped::Extent(staged) => (end, CowTarget::Staged(block_at(&staged, at))),
+                    Mapped::Hole(..) => (end, CowTarget::Elsewhere(start)),
                 }
             }
         };
-        parts.push(Part { blocks: at..end, goes });
+        parts.push(WritePart { blocks: at..end, target: goes });
         at = end;
     }
     Ok(parts)
 }
 
-/// Blocks to be staged.
+/// Blocks to stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staging {
-    /// Those that the write needs.
+    /// Blocks that the write needs.
     pub wanted: Range<FileBlock>,
-    /// Those to ask for.
+    /// Blocks to ask for.
     pub asked: Range<FileBlock>,
 }
 
 impl Staging {
-    /// What to ask for where a write needs `wanted`, of which the first block is not staged: all of the areas of `hint`
-    /// blocks around it, as far as nothing is staged there and an extent can be that long. Whoever writes beside it
-    /// later finds blocks, and the file stays in few pieces.
+    /// What to ask for if a write needs `wanted`, of which the first block is not staged: all of the areas of `hint`
+    /// blocks around it, as far as nothing is staged there and within the maximum length of an extent. Later writes
+    /// nearby then find space, and the file stays in few pieces.
     pub fn new(cow: &CowFork, wanted: Range<FileBlock>, hint: u32) -> Self {
         let hint = u64::from(hint).clamp(1, EXTENT_BLOCKS_MAX);
         let before = cow.0.before(wanted.start).map_or(0, |extent| extent.end().0);
@@ -114,13 +117,13 @@ impl Staging {
         Self { wanted, asked: FileBlock(start)..FileBlock(end) }
     }
 
-    /// Blocks to ask for.
+    /// The number of blocks to ask for.
     pub fn blocks(&self) -> u64 {
         self.asked.end.0 - self.asked.start.0
     }
 
-    /// Where an extent of `got` blocks goes, of which there may be fewer than were asked for: it serves the first block
-    /// that is wanted in any case, and all that are wanted if it can.
+    /// Where to place an extent of `got` blocks, which may be fewer than were asked for: it covers the first wanted
+    /// block in any case, and all wanted ones if it can.
     pub fn place(&self, startblock: FsBlock, got: u32) -> Extent {
         let got = u64::from(got).min(self.blocks());
         let wanted = self.wanted.end.0 - self.wanted.start.0;
@@ -148,19 +151,19 @@ impl CowFork {
         self.0.insert(extent);
     }
 
-    /// Staged blocks hold data now, or, if not `written`, do not any more: a write of them failed.
+    /// Staged blocks have data now. If not `written`, they no longer do: a write of them failed.
     pub fn mark(&mut self, blocks: &Range<FileBlock>, written: bool) {
         for extent in self.cut_out(blocks) {
             self.0.insert(&Extent { unwritten: !written, ..extent });
         }
     }
 
-    /// Takes out what is staged for these blocks: it was remapped, or goes back to the free space.
+    /// Removes what is staged for these blocks: it was remapped, or is freed.
     pub fn take(&mut self, blocks: &Range<FileBlock>) -> Vec<Extent> {
         self.cut_out(blocks)
     }
 
-    /// The first extent in `blocks`, cut to them, that was never written and can be given back.
+    /// The first unwritten extent in `blocks`, cut to them. It can be freed.
     pub fn next_unused(&self, blocks: &Range<FileBlock>) -> Option<Extent> {
         self.first_in(blocks, true)
     }
@@ -197,17 +200,17 @@ impl CowFork {
     }
 }
 
-/// A piece of a file that gets other blocks, in one transaction.
+/// A piece of a file that gets other blocks in one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remap {
-    /// What the data fork gets, which the CoW fork has.
+    /// The new extent of the data fork, from the CoW fork.
     pub new: Extent,
-    /// What the data fork has there, and loses an owner; `None`: a hole.
+    /// The old extent of the data fork, which loses an owner. `None`: a hole.
     pub old: Option<Extent>,
 }
 
-/// What is to be remapped first of what was written in `blocks`. Once it is, and the CoW fork has it no more, comes the
-/// next.
+/// What to remap first of what was written in `blocks`. The next one comes once this is remapped and removed from the
+/// CoW fork.
 pub fn next_remap(data: &ExtentList, cow: &CowFork, blocks: &Range<FileBlock>) -> Option<Remap> {
     let written = cow.first_in(blocks, false)?;
     let mapped = data.lookup(written.startoff);
@@ -219,7 +222,7 @@ pub fn next_remap(data: &ExtentList, cow: &CowFork, blocks: &Range<FileBlock>) -
     Some(Remap { new, old })
 }
 
-/// All that is to be remapped of what was written in `blocks`, in order.
+/// Everything to be remapped of what was written in `blocks`, in order.
 pub fn remaps(data: &ExtentList, cow: &CowFork, blocks: &Range<FileBlock>) -> impl Iterator<Item = Remap> {
     let mut rest = blocks.clone();
     std::iter::from_fn(move || {
@@ -236,12 +239,12 @@ fn common(extent: &Extent, blocks: &Range<FileBlock>) -> Option<Extent> {
     Some(Extent { startoff: start, startblock: block_at(extent, start), blockcount, ..*extent })
 }
 
-/// Where the extent has a block of the file that it maps.
+/// The volume's block for a file block that the extent maps.
 fn block_at(extent: &Extent, at: FileBlock) -> FsBlock {
     FsBlock(extent.startblock.0 + (at.0 - extent.startoff.0))
 }
 
-/// Where the extent or the hole ends.
+/// The end of the extent or hole.
 fn end_of(mapped: &Mapped) -> FileBlock {
     match mapped {
         Mapped::Extent(extent) => extent.end(),
@@ -263,8 +266,8 @@ mod tests {
         owners: u32,
     }
 
-    /// A block that was known as shared was freed and came back to the file, for a hole. The write went there, and what was
-    /// staged in that place, and was never written, became the file's.
+    /// Regression: a block that was known as shared was freed and came back to the file for a hole. The write went
+    /// there, and what was staged for it, never written, became part of the file.
     #[test]
     fn what_was_never_written_is_shared_by_nobody() {
         let at = |blocks: Range<u64>, startblock, unwritten| Extent {
@@ -279,8 +282,8 @@ mod tests {
         let all_shared = |_, blocks| Ok(SharedRun { blocks, shared: true });
         let parts = parts(&data, &cow, FileBlock(2)..FileBlock(6), all_shared).unwrap();
         let goes: Vec<_> =
-            parts.iter().map(|part| (part.blocks.start.0, part.blocks.end.0, part.goes)).collect();
-        assert_eq!(goes, [(2, 4, Goes::Staged(FsBlock(202))), (4, 6, Goes::InPlace(FsBlock(104)))]);
+            parts.iter().map(|part| (part.blocks.start.0, part.blocks.end.0, part.target)).collect();
+        assert_eq!(goes, [(2, 4, CowTarget::Staged(FsBlock(202))), (4, 6, CowTarget::InPlace(FsBlock(104)))]);
     }
 
     /// A file, block by block, and the copies that others have of it.
@@ -289,7 +292,7 @@ mod tests {
         map: Vec<Option<usize>>,
         volume: Vec<Physical>,
         cow: CowFork,
-        /// What others read, where.
+        /// What others read, and where.
         others: Vec<(usize, u32)>,
     }
 
@@ -319,7 +322,7 @@ mod tests {
         }
 
         fn allocate(&mut self, blocks: u64) -> usize {
-            // A gap, so that not all is one.
+            // A gap, so that not everything is one extent.
             self.volume.push(Physical::default());
             let first = self.volume.len();
             self.volume.resize(first + blocks as usize, Physical::default());
@@ -333,7 +336,7 @@ mod tests {
                 .collect()
         }
 
-        fn plan(&self, blocks: &Range<FileBlock>) -> Vec<Part> {
+        fn plan(&self, blocks: &Range<FileBlock>) -> Vec<WritePart> {
             let shared = |start: FsBlock, blocks: u64| {
                 let of = |at: u64| self.volume[at as usize].owners > 1;
                 let first = of(start.0);
@@ -350,11 +353,11 @@ mod tests {
             parts
         }
 
-        /// Stages what is wanting, `most` blocks at a time.
+        /// Stages what is missing, `most` blocks at a time.
         fn stage(&mut self, blocks: &Range<FileBlock>, hint: u32, most: u64) {
             for _ in 0..=FILE {
                 let plan = self.plan(blocks);
-                let wanting = plan.into_iter().find(|part| matches!(part.goes, Goes::Elsewhere(_)));
+                let wanting = plan.into_iter().find(|part| matches!(part.target, CowTarget::Elsewhere(_)));
                 let Some(part) = wanting else { return };
                 let staging = Staging::new(&self.cow, part.blocks.clone(), hint);
                 assert!(staging.asked.start <= part.blocks.start && part.blocks.start < staging.asked.end);
@@ -378,13 +381,13 @@ mod tests {
             panic!("never enough is staged");
         }
 
-        /// Writes without remapping; `fails`: the staged blocks got no data.
+        /// Writes without remapping. If `fails`, the staged blocks get no data.
         fn write(&mut self, blocks: &Range<FileBlock>, content: u32, fails: bool) {
             let mut staged: Vec<Range<FileBlock>> = Vec::new();
             for part in self.plan(blocks) {
                 let len = part.blocks.end.0 - part.blocks.start.0;
-                let first = match part.goes {
-                    Goes::Hole => {
+                let first = match part.target {
+                    CowTarget::Hole => {
                         let first = self.allocate(len);
                         for (physical, at) in (first..).zip(part.blocks.start.0..part.blocks.end.0) {
                             self.map[at as usize] = Some(physical);
@@ -392,12 +395,12 @@ mod tests {
                         }
                         first
                     }
-                    Goes::InPlace(start) => {
+                    CowTarget::InPlace(start) => {
                         let run = &self.volume[start.0 as usize..(start.0 + len) as usize];
                         assert!(run.iter().all(|block| block.owners == 1));
                         start.0 as usize
                     }
-                    Goes::Staged(start) => {
+                    CowTarget::Staged(start) => {
                         let run = &self.volume[start.0 as usize..(start.0 + len) as usize];
                         assert!(run.iter().all(|block| block.owners == 0));
                         match staged.last_mut() {
@@ -409,11 +412,11 @@ mod tests {
                         }
                         start.0 as usize
                     }
-                    Goes::Elsewhere(_) => panic!("nothing is staged for {part:?}"),
+                    CowTarget::Elsewhere(_) => panic!("nothing is staged for {part:?}"),
                 };
                 self.volume[first..first + len as usize].iter_mut().for_each(|block| block.content = content);
             }
-            // As one, whatever the data fork has there.
+            // As one piece, whatever the data fork has there.
             for blocks in &staged {
                 self.cow.mark(blocks, true);
                 if fails {

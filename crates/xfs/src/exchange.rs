@@ -1,12 +1,12 @@
-//! Exchange of the mappings of two files, a pair at a time: what is still to be exchanged is one intent (XMI), and each
-//! step owes the changes of both maps by intents of their own, in front of what is left. What we exchange is the content of
-//! files; a kernel that repairs a mounted volume exchanges directories, targets of symbolic links and attribute forks too,
-//! and a log may have that unfinished.
+//! Exchange of the mappings of two files, one pair at a time. What is left to be exchanged is one intent (XMI). Each
+//! step defers the changes of both maps through intents of their own, which come before the rest of the exchange. We
+//! exchange only file content. A kernel that repairs a mounted volume also exchanges directories, symlink targets and
+//! attribute forks, and a log may have such exchanges unfinished.
 //!
 //! Invariants:
-//! - wherever the log is cut, each pair is exchanged, or owed, or in the range that is left;
-//! - sizes change with the last pair; the mark of shared blocks is never taken off: a file may have it and share nothing;
-//! - the log never has an exchange of nothing, which kernels take for damage.
+//! - wherever the log is cut, each pair is exchanged, or deferred, or in the range that is left;
+//! - sizes change with the last pair. The reflink flag is never cleared: a file may have it and share nothing;
+//! - the log never has an empty exchange, which kernels take for corruption.
 
 use crate::bmap;
 use crate::error::{Error, Result};
@@ -23,25 +23,25 @@ use xfs_format::types::{AgNumber, FileBlock};
 
 const NAME: &str = "XMI";
 
-/// Carries out a piece of work of this layer, or of one below; gives what is left of it.
-pub(crate) fn carry_out(trans: &mut Trans<'_>, work: Work) -> Result<Option<Work>> {
+/// Finishes an item of this layer or of one below. Returns the remaining work.
+pub(crate) fn finish_item(trans: &mut Trans<'_>, work: Work) -> Result<Option<Work>> {
     match work {
-        Work::Exchange(todo) => step(trans, todo).map(|rest| rest.map(Work::Exchange)),
-        other => bmap::carry_out(trans, other),
+        Work::Exchange(todo) => exchange_next_pair(trans, todo).map(|rest| rest.map(Work::Exchange)),
+        other => bmap::finish_item(trans, other),
     }
 }
 
-/// Owes the exchange of mappings of two files, which are joined.
-pub(crate) fn exchange_later(trans: &mut Trans<'_>, exchange: Exchange) {
-    trans.owe(Work::Exchange(exchange), carry_out);
+/// Defers the exchange of mappings of two joined files.
+pub(crate) fn defer_exchange(trans: &mut Trans<'_>, exchange: Exchange) {
+    trans.defer(Work::Exchange(exchange), finish_item);
 }
 
-/// What a file has at a place: an extent, or a hole of so many blocks.
+/// What a file has at a place: an extent, or a hole of this many blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
     /// Blocks.
     Extent(Extent),
-    /// None.
+    /// No blocks.
     Hole(u64),
 }
 
@@ -59,7 +59,7 @@ impl Piece {
         }
     }
 
-    /// Blocks.
+    /// Its number of blocks.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Extent(extent) => extent.blockcount.into(),
@@ -92,8 +92,8 @@ impl Piece {
     }
 }
 
-/// How many records come into the reverse map of each group when all of it is exchanged: each piece that moves is another
-/// owner's then, and may leave one more of its extent behind it.
+/// How many records the rmap tree of each group gets when everything is exchanged. Each piece that moves gets another
+/// owner, and may leave one more record of its extent.
 pub(crate) fn new_owner_records(
     geometry: &Geometry,
     lists: [&ExtentList; 2],
@@ -112,7 +112,7 @@ pub(crate) fn new_owner_records(
     records
 }
 
-/// The next pair that differs, and what is left of the exchange behind it. `None`: there is none.
+/// The next pair that differs, or `None`; and what is left of the exchange after it.
 pub(crate) fn next_pair(lists: [&ExtentList; 2], mut todo: Exchange) -> (Option<[Piece; 2]>, Exchange) {
     while todo.blocks > 0 {
         let [at, to] = todo.offsets;
@@ -130,8 +130,8 @@ pub(crate) fn next_pair(lists: [&ExtentList; 2], mut todo: Exchange) -> (Option<
     (None, todo)
 }
 
-/// Exchanges the next pair; gives what is left to be exchanged.
-fn step(trans: &mut Trans<'_>, todo: Exchange) -> Result<Option<Exchange>> {
+/// Exchanges the next pair. Returns what is left.
+fn exchange_next_pair(trans: &mut Trans<'_>, todo: Exchange) -> Result<Option<Exchange>> {
     let [one, two] = todo.inodes;
     let kind = if todo.flags.contains(ExchangeFlags::ATTR_FORK) { ForkKind::Attr } else { ForkKind::Data };
     let damaged = |problem| Error::corrupt_inode(one, problem);
@@ -157,19 +157,18 @@ fn step(trans: &mut Trans<'_>, todo: Exchange) -> Result<Option<Exchange>> {
     if kind == ForkKind::Data && trans.inode(one).kind() != trans.inode(two).kind() {
         return Err(damaged(FormatError::new(NAME, "exchange of different types of inodes")));
     }
-    let lists = [trans.extents(one, kind)?, trans.extents(two, kind)?];
+    let lists = [bmap::extents(trans, one, kind)?, bmap::extents(trans, two, kind)?];
     let (pair, left) = next_pair([&*lists[0], &*lists[1]], todo);
     if let Some([from_one, from_two]) = pair {
         let (at_one, at_two) = (left.offsets[0].0 - from_one.len(), left.offsets[1].0 - from_one.len());
-        for (ino, piece) in [(one, &from_one), (two, &from_two)] {
-            piece
-                .extent()
+        for (ino, map) in [(one, &from_one), (two, &from_two)] {
+            map.extent()
                 .into_iter()
-                .for_each(|extent| bmap::remap_later(trans, BmapOp::Unmap, ino, kind, extent));
+                .for_each(|extent| bmap::defer_remap(trans, BmapOp::Unmap, ino, kind, extent));
         }
-        for (ino, piece, at) in [(two, &from_one, at_two), (one, &from_two, at_one)] {
-            let moved = piece.extent().map(|extent| Extent { startoff: FileBlock(at), ..*extent });
-            moved.iter().for_each(|extent| bmap::remap_later(trans, BmapOp::Map, ino, kind, extent));
+        for (ino, map, at) in [(two, &from_one, at_two), (one, &from_two, at_one)] {
+            let moved = map.extent().map(|extent| Extent { startoff: FileBlock(at), ..*extent });
+            moved.iter().for_each(|extent| bmap::defer_remap(trans, BmapOp::Map, ino, kind, extent));
         }
     }
     if left.blocks > 0 {

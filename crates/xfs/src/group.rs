@@ -1,9 +1,9 @@
-//! What is kept of an allocation group's headers once they were read.
+//! What is remembered of a group's headers after they were read.
 //!
-//! A volume may have billions of groups: the table is a tree of three levels of which only the parts in use exist,
-//! and no part is ever taken away, so that a lookup takes no lock. Nothing is allocated for a group before a header
-//! of it passed its checks, and then a few KiB at most: inode numbers in a damaged directory cost no memory by naming
-//! groups far apart.
+//! A volume may have billions of groups. The table is a tree of three levels of which only the used parts exist. No
+//! part is ever removed, so a lookup takes no lock. Nothing is allocated for a group before one of its headers has
+//! passed its checks, and then at most a few KiB. So inode numbers in a damaged directory cannot use up memory by
+//! naming distant groups.
 
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
@@ -14,19 +14,19 @@ use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber};
 
-/// Where a header was found that does not agree with the volume's shape, before it is looked at again.
+/// A header was found that does not match the geometry. It is checked again.
 pub(crate) const DISAGREE: &str = "a header and the shape disagree";
 
-/// log2 of the groups in a leaf and of the children of an inner table.
+/// log2 of the groups in a leaf, and of the children of an inner table.
 const LEAF_LOG: u32 = 4;
 const INNER_LOG: u32 = 8;
 
-/// A tree's root in its group, and its depth.
+/// A tree's root in its group, and its number of levels.
 #[derive(Clone, Copy, Debug)]
 pub struct Root {
     /// The root's block.
     pub block: AgBlock,
-    /// Levels, leaves included: at least 1.
+    /// Levels, including leaves: at least 1.
     pub levels: u32,
 }
 
@@ -35,30 +35,30 @@ pub struct Root {
 pub struct InodeRoots {
     /// The inode tree.
     pub inobt: Root,
-    /// The tree of chunks with free inodes, where the volume has it.
+    /// The free inode tree, if the volume has it.
     pub finobt: Option<Root>,
-    /// Inodes that have a place on disk.
+    /// Allocated inodes.
     pub count: u32,
-    /// Those of them that are free.
+    /// Allocated inodes that are free.
     pub free: u32,
 }
 
 /// From the AGF.
 #[derive(Clone, Copy, Debug)]
 pub struct SpaceRoots {
-    /// Free space by place.
+    /// Free space by block.
     pub bnobt: Root,
     /// Free space by size.
     pub cntbt: Root,
-    /// The reverse map, where the volume has it.
+    /// The rmap tree, if the volume has it.
     pub rmapbt: Option<Root>,
-    /// Reference counts, where the volume has them.
+    /// The refcount tree, if the volume has it.
     pub refcountbt: Option<Root>,
-    /// Free blocks in the trees of free space.
+    /// Free blocks in the free space trees.
     pub free_blocks: u32,
     /// Blocks in the AGFL.
     pub agfl_blocks: u32,
-    /// Blocks that the trees of free space and the reverse map take, beyond their roots.
+    /// Blocks of the free space and rmap trees without their roots.
     pub tree_blocks: u32,
     /// The longest free extent in blocks.
     pub longest: u32,
@@ -78,36 +78,36 @@ type Inner = Box<[OnceLock<Leaf>]>;
 pub struct Groups {
     tables: Box<[OnceLock<Inner>]>,
     changing: bool,
-    /// Held while the last group becomes longer: its headers, and what is known of its length, change one after the other.
+    /// Held while the last group grows: its headers, and its known length, change one after the other.
     growth: Mutex<()>,
-    /// Held shared by who goes through a tree of reference counts without its group's lock.
+    /// Held shared by readers of a refcount tree without its group's lock.
     counts: RwLock<()>,
 }
 
 impl Groups {
-    /// An empty table for `ag_count` groups, whose headers may be `changing`.
+    /// An empty table for `ag_count` groups. `changing`: whether their headers may change.
     pub fn new(ag_count: u32, changing: bool) -> Self {
         let tables = (u64::from(ag_count) >> (LEAF_LOG + INNER_LOG)) + 1;
         let tables = (0..tables).map(|_| OnceLock::new()).collect();
         Self { tables, changing, growth: Mutex::new(()), counts: RwLock::new(()) }
     }
 
-    /// Keeps those off who would find that a header and the volume's shape do not agree, until both are changed.
+    /// Keeps readers out while a header and the geometry do not match.
     pub(crate) fn growing(&self) -> MutexGuard<'_, ()> {
         self.growth.lock()
     }
 
-    /// Keeps the trees of reference counts as they are: who goes through one sees all of a change or nothing.
+    /// Keeps the refcount trees unchanged, so that a reader sees each change completely or not at all.
     pub(crate) fn counts_still(&self) -> RwLockReadGuard<'_, ()> {
         self.counts.read()
     }
 
-    /// Keeps those off who go through a tree of reference counts, while a change becomes visible.
+    /// Keeps readers of a refcount tree out while a change becomes visible.
     pub(crate) fn counts_changing(&self) -> RwLockWriteGuard<'_, ()> {
         self.counts.write()
     }
 
-    /// What `read` gives, of headers that agree with the volume's shape: a look at them may come in the midst of a growth.
+    /// The result of `read` on headers that match the geometry. A read may come in the middle of growing.
     fn settled<T>(&self, read: impl Fn() -> Result<T>) -> Result<T> {
         match read() {
             Err(_) if self.changing => {
@@ -171,13 +171,13 @@ impl Groups {
         })
     }
 
-    /// The place of a group of the volume, if its part of the table exists.
+    /// The entry of a group, if its part of the table exists.
     fn known(&self, ag: AgNumber) -> Option<&Group> {
         let [table, inner, leaf] = places(ag);
         self.tables.get(table)?.get()?.get(inner)?.get()?.get(leaf)
     }
 
-    /// The place of a group of the volume in the table.
+    /// The entry of a group in the table.
     fn group(&self, ag: AgNumber) -> &Group {
         let [table, inner, leaf] = places(ag);
         let inners = self.tables[table]
@@ -198,8 +198,8 @@ fn places(ag: AgNumber) -> [usize; 3] {
 mod tests {
     use super::*;
 
-    /// A group that was merely asked for took 24 KiB, those beside it included: a directory that names inodes all
-    /// over a large sparse image took gigabytes.
+    /// Regression: asking for a group took 24 KiB, including its neighbours. A directory that names inodes all over a
+    /// large sparse image took gigabytes.
     #[test]
     fn groups_exist_once_something_is_known_of_them() {
         let groups = Groups::new(u32::MAX, false);

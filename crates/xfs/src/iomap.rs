@@ -1,14 +1,14 @@
 //! The map of one open file, as the data path looks it up.
 //!
-//! A lookup is a binary search in the committed version of the map, which is immutable: no lock, no allocation, no
-//! shared line written. For those who would write to a file that may share blocks, what is shared is such a list too,
-//! made at first use (`inode::copying`).
+//! A lookup is a binary search in the committed version of the map, which is immutable: it takes no lock, allocates
+//! nothing and writes no shared cache line. For writes to a file that may share blocks, the set of shared blocks is
+//! such a list too, made at first use (`inode::cow_state`).
 //!
-//! Invariant: as long as a [`FileMap`] lives, its file is not freed; the last of a file without names frees it. It knows
-//! files and their ends, and no names.
+//! Invariant: as long as a [`FileMap`] lives, its file is not freed. Dropping the last map of a file without names
+//! frees the file. This module knows files and their ends, and no names.
 
 use crate::error::{Error, Result};
-use crate::file::{self, Given, Told};
+use crate::file::{self, AllocatedRuns, MapUpdate};
 use crate::ifork::{ExtentList, Mapped};
 use crate::inactive;
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
@@ -18,7 +18,7 @@ use crate::setattr;
 use blockdev::DeviceError;
 use fileio::testing::point;
 use fileio::{
-    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, FileSpace, Found,
+    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, FileSpace, MapLookup,
     MapSeq, Staged,
 };
 use std::ops::Range;
@@ -32,44 +32,44 @@ pub struct FileMap {
     volume: Arc<Mount>,
     entry: Arc<InodeEntry>,
     life: Life,
-    /// Set once it is known that nothing of the file is shared but what is marked so.
+    /// Set once it is known that no unmarked block of the file is shared.
     marked: OnceLock<()>,
-    /// Whether the end of the file has begun, which whoever drops this brings to its end.
+    /// Whether the end of the file has begun. Dropping the map completes it.
     ends: AtomicBool,
 }
 
-/// The map of a regular file, for the data path: the file is open as long as that is.
+/// The map of a regular file, for the data path. It keeps the file open.
 pub fn file_map(mount: &Arc<Mount>, inode: &Inode) -> Result<FileMap> {
     open_file(mount, &InodeHandle::new(mount.entry(inode.ino())?, inode))
 }
 
-/// The same of a file that was looked up.
+/// The same, for a file that was looked up.
 pub fn open_file(mount: &Arc<Mount>, file: &InodeHandle) -> Result<FileMap> {
     FileMap::new(Arc::clone(mount), file)
 }
 
-/// A run of the file's blocks.
+/// A run of a file's blocks.
 #[derive(Clone, Copy, Debug)]
-struct Blocks {
+struct BlockRange {
     start: u64,
     end: u64,
 }
 
 impl FileMap {
-    /// Loads the map of an inode, which must be a regular file, and keeps the file open: it is not freed meanwhile,
-    /// names or not.
-    pub(crate) fn new(volume: Arc<Mount>, file: &InodeHandle) -> Result<Self> {
+    /// Loads the map of an inode, which must be a regular file, and opens the file: meanwhile it is not freed, whether
+    /// it has names or not.
+    pub(crate) fn new(mount: Arc<Mount>, file: &InodeHandle) -> Result<Self> {
         let entry = Arc::clone(file.entry());
         if !file.current()?.is_file() {
             return Err(Error::WrongType { inode: entry.ino(), wanted: "regular file" });
         }
         point("a file is about to be opened");
-        let shared = entry.share();
+        let shared = entry.ilock_shared();
         if !entry.open(file.life(), &shared) {
             return Err(Error::Stale(entry.ino()));
         }
-        let map = Self::of(volume, entry, file.life());
-        // Versions to come have the map from this one. Its blocks are read while nobody changes them.
+        let map = Self::of(mount, entry, file.life());
+        // Later versions take over the map from this one. Its blocks are read while nobody changes them.
         let loaded = map.extents();
         drop(shared);
         loaded?;
@@ -81,31 +81,32 @@ impl FileMap {
         self.entry.current()
     }
 
-    /// The map of a file that is being made without a name. The caller has the inode locked: nobody else opens the file,
-    /// and with that ends it, before this.
-    pub(crate) fn of_new(volume: Arc<Mount>, made: &InodeHandle) -> Self {
+    /// The map of a file that is being made without a name. The caller has the inode locked, so nobody else opens the
+    /// file, and thus ends it, before this.
+    pub(crate) fn of_new(mount: Arc<Mount>, made: &InodeHandle) -> Self {
         made.entry().count_open();
-        Self::of(volume, Arc::clone(made.entry()), made.life())
+        Self::of(mount, Arc::clone(made.entry()), made.life())
     }
 
-    fn of(volume: Arc<Mount>, entry: Arc<InodeEntry>, life: Life) -> Self {
-        Self { volume, entry, life, marked: OnceLock::new(), ends: AtomicBool::new(false) }
+    fn of(mount: Arc<Mount>, entry: Arc<InodeEntry>, life: Life) -> Self {
+        Self { volume: mount, entry, life, marked: OnceLock::new(), ends: AtomicBool::new(false) }
     }
 
-    /// A handle of the file was closed, and the file may stay open: times that are known in memory alone are logged, and space
-    /// that is staged for copies, and that no write has claimed, is free again. What fails here is done when the file is closed.
+    /// A handle of the file was closed; the file may stay open. Logs times that are only in memory, and frees unclaimed
+    /// space that is staged for copies. What fails here is done when the file is closed.
     pub fn handle_closed(&self) {
-        if self.volume.is_writable() && self.entry.peek().nlink() > 0 {
+        if self.volume.is_writable() && self.entry.snapshot().nlink() > 0 {
             let _ = file::log_times(&self.volume, &self.entry);
-            let _ = file::give_back_copies(&self.volume, &self.entry, FileBlock(0)..FileBlock(u64::MAX));
+            let _ = file::cancel_cow(&self.volume, &self.entry, FileBlock(0)..FileBlock(u64::MAX));
         }
     }
 
-    /// Begins the end of a file without names that nobody has open but by this map, which is to be dropped then: nobody opens it
-    /// any more, and dropping this frees it. `false` where it is not so, or where that cannot be said without a wait.
+    /// Begins the end of a file without names that is open only by this map, which the caller then drops. From then on
+    /// nobody opens the file, and the drop frees it. Returns `false` if that is not the case, or if finding out would
+    /// mean waiting.
     pub fn begin_end(&self) -> bool {
-        // What is staged for it is given back by a file that is open.
-        let may_end = self.volume.is_writable() && self.entry.copying_if_any().is_none();
+        // Its staged blocks can be freed only while the file is open.
+        let may_end = self.volume.is_writable() && self.entry.cow_if_any().is_none();
         let ends = may_end && self.entry.begin_inactivation_by_last(self.life);
         self.ends.fetch_or(ends, Ordering::AcqRel);
         ends
@@ -121,17 +122,17 @@ impl FileMap {
         &self.entry
     }
 
-    /// The byte behind the last one that is mapped; may lie before or behind the end of the file.
+    /// The end of the last mapped block in bytes. It may lie before or past the end of the file.
     pub fn map_end(&self) -> u64 {
         self.extents().map_or(0, |extents| self.bytes(extents.end()))
     }
 
     /// The committed map.
     fn extents(&self) -> Result<Arc<ExtentList>> {
-        self.volume.extents(&self.entry.peek(), ForkKind::Data)
+        self.volume.extents(&self.entry.snapshot(), ForkKind::Data)
     }
 
-    /// A block's first byte; files have no bytes beyond 2^64, whatever their maps say.
+    /// A block's first byte. Files have no bytes beyond 2^64, whatever their maps say.
     fn bytes(&self, block: FileBlock) -> u64 {
         let log = self.volume.geometry().block_log;
         if block.0 > u64::MAX >> log { u64::MAX } else { block.0 << log }
@@ -143,7 +144,7 @@ impl FileMap {
         Extent { offset, len: end - offset, state: ExtentState::Hole }
     }
 
-    /// The run of an extent that holds one of its blocks.
+    /// An extent of the map as a run of bytes.
     fn mapped(&self, extent: xfs_format::bmbt::Extent) -> Extent {
         let geometry = self.volume.geometry();
         // Extents were checked when the list was made; a start within one stays within its group.
@@ -155,7 +156,7 @@ impl FileMap {
         Extent { offset, len: self.bytes(extent.end()) - offset, state }
     }
 
-    /// The part of a mapped extent from `block` on that is all shared or all not, as far as is known.
+    /// The part of a mapped extent from `block` on that is completely shared or not at all, as far as is known.
     fn cut_at_sharing(
         &self,
         inode: &Inode,
@@ -166,15 +167,15 @@ impl FileMap {
             self.check_unmarked(inode)?;
             return Ok(self.mapped(extent));
         }
-        let known = |from, left| self.entry.copying_if_any().and_then(|copying| copying.run(from, left));
+        let known = |from, left| self.entry.cow_if_any().and_then(|cow| cow.run(from, left));
         self.cut_at(extent, block, |from, left| match known(from, left) {
             Some(run) => Ok(run),
             None => file::known_run(&self.volume, &self.entry, from, left),
         })
     }
 
-    /// The part of an extent that holds data, from `block` on, that is all shared or all not: `run` says what is of a block and
-    /// so many from it on.
+    /// The part of a written extent from `block` on that is completely shared or not at all. `run` returns what is
+    /// known of a number of blocks from a block on.
     fn cut_at(
         &self,
         extent: xfs_format::bmbt::Extent,
@@ -186,14 +187,14 @@ impl FileMap {
         let skip = block.0 - extent.startoff.0;
         let (from, left) = (FsBlock(extent.startblock.0 + skip), extent.end().0 - block.0);
         let run = run(from, left)?;
-        let blocks = Blocks { start: block.0, end: block.0 + run.blocks.clamp(1, left) };
+        let blocks = BlockRange { start: block.0, end: block.0 + run.blocks.clamp(1, left) };
         Ok(self.part(blocks, device + (skip << self.volume.geometry().block_log), run.shared))
     }
 
-    /// What holds byte `offset`, and whether others have it as well, as the tree of reference counts says by now.
-    pub fn lookup_counted(&self, offset: u64) -> Result<Found> {
-        // Nobody is in the middle of a change whose counts are still owed.
-        let _still = self.entry.share();
+    /// The mapping of byte `offset`, and whether others have it as well, according to the refcount tree now.
+    pub fn lookup_counted(&self, offset: u64) -> Result<MapLookup> {
+        // So nobody is in the middle of a change whose refcounts are still to be updated.
+        let _still = self.entry.ilock_shared();
         self.find(offset, |inode, block, mapped| match mapped {
             Mapped::Hole(start, end) => Ok(self.hole(start, end)),
             Mapped::Extent(extent) if !inode.is_reflinked() => Ok(self.mapped(extent)),
@@ -203,8 +204,8 @@ impl FileMap {
         })
     }
 
-    /// Whoever would write to a file asks once whether anything of it is shared that nothing marks: all of a file without
-    /// the flag, and what was never written. What it gets later was free.
+    /// Checks once, before writes to a file, that nothing is shared that is not marked as such: no block of a file
+    /// without the reflink flag, and no unwritten block. Blocks that it gets later were free.
     #[inline]
     fn check_unmarked(&self, inode: &Inode) -> Result<()> {
         match self.marked.get() {
@@ -216,12 +217,12 @@ impl FileMap {
     #[cold]
     fn look_for_unmarked(&self, inode: &Inode) -> Result<()> {
         if self.volume.is_writable() && self.volume.geometry().reflink {
-            // What leaves the map meanwhile may be shared by another at once.
-            let _still = self.entry.share();
+            // Otherwise blocks that leave the map meanwhile might be shared by others at once.
+            let _still = self.entry.ilock_shared();
             let extents = self.extents()?;
             match inode.is_reflinked() {
                 false => self.volume.check_unmarked(&self.entry, FileBlock(0)..FileBlock(u64::MAX))?,
-                // What never held data may be written in place, and so must be this file's alone.
+                // Unwritten blocks are written in place, so they must belong only to this file.
                 true => {
                     for extent in extents.iter().filter(|extent| extent.unwritten) {
                         let blocks = extent.startoff..extent.end();
@@ -235,31 +236,31 @@ impl FileMap {
     }
 
     /// Blocks of an extent that are all shared or all not, the first of them at this byte of the device.
-    fn part(&self, blocks: Blocks, device: u64, shared: bool) -> Extent {
+    fn part(&self, blocks: BlockRange, device: u64, shared: bool) -> Extent {
         let offset = self.bytes(FileBlock(blocks.start));
         let state = if shared { ExtentState::Shared(device) } else { ExtentState::Written(device) };
         Extent { offset, len: self.bytes(FileBlock(blocks.end)) - offset, state }
     }
 
-    /// Finds what holds byte `offset` in the committed map; `then` makes an extent of it.
+    /// Finds the mapping of byte `offset` in the committed map. `then` converts it.
     fn find(
         &self,
         offset: u64,
         then: impl FnOnce(&Inode, FileBlock, Mapped) -> Result<Extent>,
-    ) -> Result<Found> {
-        // First the version, then the map: a change in between is noticed, at worst in vain.
+    ) -> Result<MapLookup> {
+        // First the version, then the map. So a change in between is noticed, at worst needlessly.
         let seq = self.seq();
         let block = FileBlock(offset >> self.volume.geometry().block_log);
-        let inode = self.entry.peek();
+        let inode = self.entry.snapshot();
         let mapped = match inode.fork_state(ForkKind::Data).and_then(|fork| fork.loaded()) {
             Some(extents) => extents.lookup(block),
             None => self.volume.extents(&inode, ForkKind::Data)?.lookup(block),
         };
         let extent = then(&inode, block, mapped)?;
-        Ok(Found { extent, size: inode.size(), seq })
+        Ok(MapLookup { extent, size: inode.size(), seq })
     }
 
-    /// A close ends files without names that are open: there is nothing to be found of them any more.
+    /// Closing the volume ends open files without names. After that, nothing can be looked up in them.
     #[inline]
     pub fn check_not_ended(&self) -> Result<()> {
         if self.entry.has_ended(self.life) { self.say_ended() } else { Ok(()) }
@@ -279,15 +280,15 @@ impl FileMap {
     }
 
     /// See [`FileMappingMut::allocate`] and [`DelayedAllocation::allocate_to_write_back`].
-    fn provide(&self, range: Range<u64>, told: Told) -> Result<()> {
+    fn provide(&self, range: Range<u64>, told: MapUpdate) -> Result<()> {
         let blocks = self.blocks(&range);
         file::check_room_with_copies(&self.volume, &self.entry, &blocks)?;
         let given = file::allocate_blocks(&self.volume, &self.entry, blocks.clone())?;
         let prepared = match told {
-            Told::AtOnce => file::prepare_blocks(&self.volume, &self.entry, &blocks),
-            Told::InParts => file::owe_blocks(&self.volume, &self.entry, &blocks),
+            MapUpdate::AtOnce => file::prepare_blocks(&self.volume, &self.entry, &blocks),
+            MapUpdate::InParts => file::owe_blocks(&self.volume, &self.entry, &blocks),
         };
-        let prepared = prepared.and_then(|()| file::stage_copies(&self.volume, &self.entry, blocks, told));
+        let prepared = prepared.and_then(|()| file::allocate_cow(&self.volume, &self.entry, blocks, told));
         if let Err(error) = &prepared {
             self.give_up(range);
             if error.is_refusal() {
@@ -305,19 +306,19 @@ impl FileMap {
 }
 
 impl Drop for FileMap {
-    /// The last to close a file without names frees it. What fails here is left to recovery, as after a crash.
+    /// Closing the last map of a file without names frees it. What fails here is left to recovery, as after a crash.
     fn drop(&mut self) {
         if *self.ends.get_mut() {
-            let _ = inactive::free_ending(&self.volume, &self.entry, self.life);
+            let _ = inactive::inactivate_ending(&self.volume, &self.entry, self.life);
             return;
         }
-        if self.volume.is_writable() && self.entry.peek().nlink() > 0 {
+        if self.volume.is_writable() && self.entry.snapshot().nlink() > 0 {
             let _ = file::log_times(&self.volume, &self.entry);
         }
         let last = self.entry.close(self.life);
         point("a file is closed");
-        if last && self.entry.copying_if_any().is_some() {
-            let _ = file::give_back_copies(&self.volume, &self.entry, FileBlock(0)..FileBlock(u64::MAX));
+        if last && self.entry.cow_if_any().is_some() {
+            let _ = file::cancel_cow(&self.volume, &self.entry, FileBlock(0)..FileBlock(u64::MAX));
         }
         if last && self.volume.is_writable() {
             let _ = inactive::release_if_unused(&self.volume, &self.entry);
@@ -329,15 +330,15 @@ impl FileMapping for FileMap {
     type Error = Error;
 
     fn size(&self) -> u64 {
-        self.entry.peek().size()
+        self.entry.snapshot().size()
     }
 
     fn block_size(&self) -> u32 {
         self.volume.geometry().block_size
     }
 
-    fn lookup(&self, offset: u64) -> Result<Found> {
-        // Behind the range lock, or looked up anew: see `seq`.
+    fn lookup(&self, offset: u64) -> Result<MapLookup> {
+        // The caller holds the range lock, or looks up again: see `seq`.
         if self.volume.has_stopped_writes() {
             self.volume.check_writable()?;
         }
@@ -347,24 +348,25 @@ impl FileMapping for FileMap {
         })
     }
 
-    fn lookup_to_read(&self, offset: u64) -> Result<Found> {
+    fn lookup_to_read(&self, offset: u64) -> Result<MapLookup> {
         let found = self.find(offset, |_, _, mapped| match mapped {
             Mapped::Hole(start, end) => Ok(self.hole(start, end)),
             Mapped::Extent(extent) => Ok(self.mapped(extent)),
         })?;
-        // Behind the look, as an end empties the map.
+        // After the lookup, because ending a file empties its map.
         self.check_not_ended()?;
         Ok(found)
     }
 
     #[inline]
     fn check_read(&self) -> Result<()> {
-        // What was read comes before the look: whoever ends the file says so before its blocks are another's.
+        // Order the data read before this check: the end of a file is announced before its blocks belong to another.
         fence(Ordering::Acquire);
         self.check_not_ended()
     }
 
-    /// Another one once the volume is being closed or was shut down: who looked before then and has the range now looks again.
+    /// Changes also when the volume begins to be closed or was shut down. So whoever looked up before that and gets the
+    /// range now looks up again.
     #[inline]
     fn seq(&self) -> MapSeq {
         MapSeq(self.entry.map_version() << 1 | u64::from(self.volume.has_stopped_writes()))
@@ -382,8 +384,8 @@ impl FileMapping for FileMap {
 
     fn give_up(&self, range: Range<u64>) {
         let blocks = self.blocks(&range);
-        file::unclaim_copies(&self.volume, &self.entry, &blocks);
-        file::give_up_promised(&self.volume, &self.entry, &blocks);
+        file::cancel_cow_claims(&self.volume, &self.entry, &blocks);
+        file::abandon_delalloc(&self.volume, &self.entry, &blocks);
     }
 
     fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Error>> {
@@ -396,7 +398,7 @@ impl CopyOnWrite for FileMap {
     type Error = Error;
 
     fn stage(&self, range: Range<u64>) -> Result<()> {
-        file::stage_copies(&self.volume, &self.entry, self.blocks(&range), Told::AtOnce)
+        file::allocate_cow(&self.volume, &self.entry, self.blocks(&range), MapUpdate::AtOnce)
     }
 
     fn staged(&self, offset: u64) -> Result<Option<Staged>> {
@@ -413,22 +415,22 @@ impl CopyOnWrite for FileMap {
     }
 
     fn replace(&self, range: Range<u64>) -> Result<()> {
-        file::take_copies(&self.volume, &self.entry, self.blocks(&range), Told::AtOnce)
+        file::end_cow(&self.volume, &self.entry, self.blocks(&range), MapUpdate::AtOnce)
     }
 
     fn unstage(&self, range: Range<u64>) {
-        file::unclaim_copies(&self.volume, &self.entry, &self.blocks(&range));
+        file::cancel_cow_claims(&self.volume, &self.entry, &self.blocks(&range));
     }
 }
 
 impl FileMappingMut for FileMap {
     fn allocate(&self, range: Range<u64>) -> Result<()> {
-        self.provide(range, Told::AtOnce)
+        self.provide(range, MapUpdate::AtOnce)
     }
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
-        file::take_copies(&self.volume, &self.entry, self.blocks(&range), Told::AtOnce)?;
-        file::data_written(&self.volume, &self.entry, self.blocks(&range), size, self.volume.now())
+        file::end_cow(&self.volume, &self.entry, self.blocks(&range), MapUpdate::AtOnce)?;
+        file::convert_unwritten(&self.volume, &self.entry, self.blocks(&range), size, self.volume.now())
     }
 
     fn data_behind_end(&self, to: u64) -> Result<bool> {
@@ -458,30 +460,31 @@ impl FileMappingMut for FileMap {
 
 impl DelayedAllocation for FileMap {
     fn reserve(&self, range: Range<u64>) -> Result<()> {
-        file::promise_blocks(&self.volume, &self.entry, self.blocks(&range))
+        file::reserve_delalloc(&self.volume, &self.entry, self.blocks(&range))
     }
 
     fn unreserve(&self, bytes: u64) {
-        file::withdraw_blocks(&self.volume, &self.entry, bytes >> self.volume.geometry().block_log);
+        file::cancel_delalloc(&self.volume, &self.entry, bytes >> self.volume.geometry().block_log);
     }
 
     fn allocate_to_write_back(&self, range: Range<u64>) -> Result<()> {
-        self.provide(range, Told::InParts)
+        self.provide(range, MapUpdate::InParts)
     }
 
     fn allocate_reserved(&self, range: Range<u64>) -> Result<()> {
-        file::allocate_promised(&self.volume, &self.entry, self.blocks(&range))
+        file::convert_delalloc(&self.volume, &self.entry, self.blocks(&range))
     }
 
     fn written_back(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
-        file::take_copies(&self.volume, &self.entry, self.blocks(&range), Told::InParts)?;
-        file::data_written_back(&self.volume, &self.entry, self.blocks(&range), size)
+        file::end_cow(&self.volume, &self.entry, self.blocks(&range), MapUpdate::InParts)?;
+        file::convert_written_back(&self.volume, &self.entry, self.blocks(&range), size)
     }
 
     fn ends_in_memory_at(&self, size: Option<u64>) {
-        if size.is_some() || self.entry.delayed_if_any().is_some() {
-            // By its address: of two who have the file open, as one closes it, each knows its own.
-            self.entry.delayed().set_size(std::ptr::from_ref(self).addr(), size);
+        if size.is_some() || self.entry.delalloc_if_any().is_some() {
+            // Identified by the map's address: if two users have the file open and one closes it, each knows which size
+            // is its own.
+            self.entry.delalloc().set_size(std::ptr::from_ref(self).addr(), size);
         }
     }
 
@@ -491,7 +494,7 @@ impl DelayedAllocation for FileMap {
 }
 
 impl FileSpace for FileMap {
-    type Given = Given;
+    type Given = AllocatedRuns;
 
     fn check_changeable(&self) -> Result<()> {
         self.volume.check_writable()
@@ -501,11 +504,11 @@ impl FileSpace for FileMap {
         file::check_block_change(&self.volume, &self.entry)
     }
 
-    fn set_aside(&self, range: Range<u64>) -> Result<Given> {
+    fn set_aside(&self, range: Range<u64>) -> Result<AllocatedRuns> {
         file::allocate_blocks(&self.volume, &self.entry, self.blocks(&range))
     }
 
-    fn take_back(&self, given: Given) -> Result<()> {
+    fn take_back(&self, given: AllocatedRuns) -> Result<()> {
         file::take_back(&self.volume, &self.entry, given)
     }
 
@@ -518,7 +521,7 @@ impl FileSpace for FileMap {
     }
 
     fn blank(&self, range: Range<u64>) -> Result<()> {
-        file::blank_blocks(&self.volume, &self.entry, self.blocks(&range), self.volume.now())
+        file::mark_unwritten(&self.volume, &self.entry, self.blocks(&range), self.volume.now())
     }
 
     fn cut(&self, size: u64) -> Result<()> {

@@ -1,8 +1,8 @@
-//! Hashing of the numbers that caches are asked for.
+//! Hashes the numbers that caches are indexed by.
 //!
-//! Keys are places and inode numbers, of which an image may name any: each table has a secret of its own, so that
-//! nobody can choose numbers that meet in it. A few instructions a number, where the hash of the standard library
-//! takes two hundred.
+//! Keys are disk addresses and inode numbers, and an image may contain any. Each table has its own secret, so that
+//! nobody can choose numbers that collide in it. It takes a few instructions per number; the hash of the standard
+//! library takes two hundred.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -13,7 +13,7 @@ pub(crate) struct KeyedHash {
     factor: u64,
 }
 
-/// A hash in the making.
+/// A hash in progress.
 #[derive(Debug)]
 pub(crate) struct KeyedHasher {
     sum: u64,
@@ -24,7 +24,7 @@ impl KeyedHash {
     /// A new secret.
     pub(crate) fn new() -> Self {
         let random = RandomState::new();
-        // Odd: a factor of 0 would make all hashes the same.
+        // Odd, because a factor of 0 would make all hashes the same.
         Self { start: random.hash_one(1), factor: random.hash_one(2) | 1 }
     }
 }
@@ -37,7 +37,7 @@ impl BuildHasher for KeyedHash {
     }
 }
 
-/// Both halves of the product: every bit of the factors has a say in every bit of what comes out.
+/// Both halves of the product, so that every bit of the factors affects every bit of the result.
 const fn fold(a: u64, b: u64) -> u64 {
     let product = a as u128 * b as u128;
     product as u64 ^ (product >> 64) as u64
@@ -70,11 +70,11 @@ mod tests {
     fn neighbours_lie_apart_under_every_secret() {
         for _ in 0..50 {
             let hash = KeyedHash::new();
-            // As the caches cut it: some bits choose the shard, others the place in it.
+            // As the caches use it: some bits select the shard, others the slot in it.
             for shift in [0, 32, 54] {
                 let slots: HashSet<u64> =
                     (0..1024_u64).map(|nth| hash.hash_one((nth * 8, 4096_u64)) >> shift & 1023).collect();
-                // Of random places, 647 would differ on average.
+                // With random slots, 647 would differ on average.
                 assert!(slots.len() > 560, "{} of 1024 slots by the bits from {shift} on", slots.len());
             }
         }

@@ -1,37 +1,37 @@
-//! A table of fixed size whose memory comes with use: pieces are made when something is first put into them.
+//! A table of fixed size that is allocated on use: a piece is made when something is first stored in it.
 
 use std::fmt;
 use std::sync::OnceLock;
 
-/// How many places a piece has.
+/// Entries per piece.
 const PIECE: usize = 64;
 
-/// A table of `T`, none of which has to be dropped early: places stay where they are.
+/// A table of `T`. Entries stay where they are, and none has to be dropped early.
 pub(crate) struct LazyTable<T> {
     pieces: Box<[OnceLock<Box<[T]>>]>,
 }
 
 impl<T: Default> LazyTable<T> {
-    /// A table of at most `bytes` bytes, and of one piece at least.
+    /// A table of at most `bytes` bytes, and at least one piece.
     pub(crate) fn within(bytes: u64) -> Self {
         let pieces = bytes / (PIECE * size_of::<T>()) as u64;
         let pieces = usize::try_from(pieces).unwrap_or(usize::MAX).max(1);
         Self { pieces: (0..pieces).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Bytes that it takes once all of it is in use.
+    /// Bytes that it takes once it is fully used.
     pub(crate) fn bytes(&self) -> u64 {
         (self.pieces.len() * PIECE * size_of::<T>()) as u64
     }
 
-    /// The place of this hash, if its piece has been made.
+    /// The entry for this hash, if its piece exists.
     #[inline]
     pub(crate) fn find(&self, hash: u64) -> Option<&T> {
         let (piece, at) = self.place(hash);
         piece.get().map(|piece| &piece[at])
     }
 
-    /// The place of this hash.
+    /// The entry for this hash.
     pub(crate) fn make(&self, hash: u64) -> &T {
         let (piece, at) = self.place(hash);
         &piece.get_or_init(|| (0..PIECE).map(|_| T::default()).collect())[at]
@@ -40,7 +40,7 @@ impl<T: Default> LazyTable<T> {
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "below the number of pieces, and of places in one")]
     fn place(&self, hash: u64) -> (&OnceLock<Box<[T]>>, usize) {
-        // The lowest bits choose the place, the highest the piece.
+        // The lowest bits select the entry, the highest the piece.
         let piece = (u128::from(hash) * self.pieces.len() as u128) >> 64;
         (&self.pieces[piece as usize], hash as usize % PIECE)
     }

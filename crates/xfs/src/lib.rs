@@ -1,9 +1,9 @@
 //! The XFS engine.
 //!
-//! A module a layer. `DESIGN.md` lists them in order: a module imports those before it and none behind it, which a test
-//! (`module_order`) sees to. The short form: what is in memory and on the device (`log`, `buf`, `btree`, `inode`, …) lies
-//! below [`mount`], which has all that a transaction needs; on that stands [`trans`], on that what happens in transactions
-//! (`ialloc`, `bmap`, `file`, `namespace`, …), and on top [`volume`], which opens and closes.
+//! `DESIGN.md` lists the modules in order. A module imports only those before it; the test `module_order` checks this.
+//! In short: what is in memory and on the device (`log`, `buf`, `btree`, `inode`, …) lies below [`mount`], which has
+//! all that a transaction needs. [`trans`] stands on `mount`. The operations that run in transactions (`ialloc`,
+//! `bmap`, `file`, `namespace`, …) stand on `trans`. [`volume`] is on top: it opens and closes.
 #![forbid(unsafe_code)]
 
 pub mod agf;
@@ -39,15 +39,16 @@ pub mod mkfs;
 pub mod mount;
 pub mod namespace;
 mod owner;
+mod published;
 pub mod recovery;
 pub mod refcount;
 pub mod rmap;
 pub mod setattr;
 pub mod symlink;
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
 pub mod trans;
-pub mod trans_fork;
 pub mod upgrade;
 pub mod volume;
 

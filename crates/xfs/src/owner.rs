@@ -1,6 +1,6 @@
-//! Owners of blocks, as the reverse map and its intents write them down.
+//! Owners of blocks, as rmap trees and their intents have them.
 //!
-//! Plain values: who asks for blocks says whose they will be, and needs nothing else of the map.
+//! These are plain values. Whoever asks for blocks says who will own them, and needs nothing else of the rmap tree.
 
 use std::fmt;
 use xfs_format::bmbt::STARTOFF_BITS;
@@ -9,33 +9,33 @@ use xfs_format::geometry::Geometry;
 use xfs_format::records::RmapRecord;
 use xfs_format::types::{AgBlock, AgNumber, FileBlock, InodeNumber};
 
-/// Who owns an extent: an inode's fork from some offset on, the tree of that fork's map, or something of the group's.
+/// The owner of an extent: an inode's fork from some offset on, the tree of that fork's map, or something of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RmapOwner {
     owner: u64,
-    /// Offset and flags as a record has them, without the one for unwritten.
+    /// Offset and flags as in a record, without the unwritten flag.
     offset: u64,
 }
 
-/// An extent and its owner, as one record has it.
+/// An extent and its owner, as in one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// First block.
     pub start: AgBlock,
-    /// Blocks.
+    /// Number of blocks.
     pub len: u32,
-    /// Whose they are; where it has offsets, that of the first block.
+    /// Their owner. If it has offsets, with that of the first block.
     pub owner: RmapOwner,
-    /// Allocated and not written. Data forks alone have such extents in the map.
+    /// Allocated and not written. Only data forks have such extents.
     pub unwritten: bool,
 }
 
-/// An offset that cannot be taken for flags: one that is too large stays so, and is refused later.
+/// An offset that cannot be mistaken for flags. One that is too large stays too large, and is refused later.
 const fn no_flags(offset: FileBlock) -> u64 {
     if offset.0 >> STARTOFF_BITS == 0 { offset.0 } else { 1 << STARTOFF_BITS }
 }
 
-/// Sectors of superblock, AGF, AGI and AGFL, with which each group begins.
+/// Sectors of superblock, AGF, AGI and AGFL at the start of each group.
 const HEADER_SECTORS: u32 = 4;
 
 impl RmapOwner {
@@ -43,18 +43,18 @@ impl RmapOwner {
     pub const HEADERS: Self = Self::special(RmapRecord::OWNER_HEADERS);
     /// The log.
     pub const LOG: Self = Self::special(RmapRecord::OWNER_LOG);
-    /// The trees of free space, the reverse map, and the blocks in the AGFL.
+    /// The free space trees, the rmap tree, and the blocks in the AGFL.
     pub const SPACE_TREES: Self = Self::special(RmapRecord::OWNER_SPACE_TREES);
-    /// The trees of inodes and of free inodes.
+    /// The inode trees.
     pub const INODE_TREES: Self = Self::special(RmapRecord::OWNER_INODE_TREES);
     /// Inode chunks.
     pub const INODES: Self = Self::special(RmapRecord::OWNER_INODES);
-    /// The tree of reference counts.
+    /// The refcount tree.
     pub const REFCOUNT_TREE: Self = Self::special(RmapRecord::OWNER_REFCOUNT_TREE);
     /// Blocks staged for copy-on-write.
     pub const COW_STAGING: Self = Self::special(RmapRecord::OWNER_COW_STAGING);
-    /// Whoever it is: for [`unmap`](crate::rmap::unmap) of blocks that an intent in the log frees and does not say of whom. No
-    /// record has it.
+    /// Any owner: for [`unmap`](crate::rmap::unmap) of blocks that an intent in the log frees without naming their
+    /// owner. No record has it.
     pub const ANY: Self = Self::special(-2_i64 as u64);
 
     const fn special(owner: u64) -> Self {
@@ -71,36 +71,36 @@ impl RmapOwner {
         Self { owner: ino.0, offset: no_flags(offset) | RmapRecord::ATTR_FORK }
     }
 
-    /// Blocks of the tree that maps an inode's attribute fork, or its data fork.
+    /// Blocks of the map tree of an inode's attribute or data fork.
     pub const fn bmbt(ino: InodeNumber, attr_fork: bool) -> Self {
         let fork = if attr_fork { RmapRecord::ATTR_FORK } else { 0 };
         Self { owner: ino.0, offset: RmapRecord::BMBT_BLOCK | fork }
     }
 
-    /// The owner that an intent names: by its number, which may be one of the special ones, and flags. Whether there can
-    /// be such an owner is asked when it is used.
+    /// The owner in an intent: a number, which may be one of the special ones, and flags. Whether there can be such an
+    /// owner is checked when it is used.
     pub const fn numbered(owner: u64, offset: FileBlock, attr_fork: bool, bmbt_block: bool) -> Self {
         let attr_fork = if attr_fork { RmapRecord::ATTR_FORK } else { 0 };
         let bmbt_block = if bmbt_block { RmapRecord::BMBT_BLOCK } else { 0 };
         Self { owner, offset: no_flags(offset) | attr_fork | bmbt_block }
     }
 
-    /// The owner as records and intents have it: an inode's number, or one of the special ones.
+    /// The owner as in records and intents: an inode's number, or one of the special ones.
     pub const fn number(self) -> u64 {
         self.owner
     }
 
-    /// The inode, unless it is something of the group's.
+    /// The inode, unless it is something of the group.
     pub const fn inode(self) -> Option<InodeNumber> {
         if self.owner >> 63 == 0 { Some(InodeNumber(self.owner)) } else { None }
     }
 
-    /// Offset in the fork; 0 where there are none.
+    /// Offset in the fork; 0 if there are none.
     pub const fn offset(self) -> FileBlock {
         FileBlock(self.offset & !(RmapRecord::ATTR_FORK | RmapRecord::BMBT_BLOCK))
     }
 
-    /// Whether it is about the attribute fork.
+    /// Whether it is the attribute fork.
     pub const fn attr_fork(self) -> bool {
         self.offset & RmapRecord::ATTR_FORK != 0
     }
@@ -115,14 +115,14 @@ impl RmapOwner {
         self.owner >> 63 == 0 && !self.bmbt_block()
     }
 
-    /// The same owner so many blocks further on.
+    /// The same owner this many blocks further on.
     #[must_use]
     pub const fn advanced(self, blocks: u32) -> Self {
         let step = if self.has_offsets() { blocks as u64 } else { 0 };
         Self { offset: self.offset + step, ..self }
     }
 
-    /// Whether records of it can be: no flags and offsets where there are none, and a number that means something.
+    /// Checks that there can be a record of it: no flags and offsets where there are none, and a valid number.
     fn check(self, len: u32, unwritten: bool, geometry: &Geometry) -> Result<(), &'static str> {
         let offset = self.offset();
         match self.inode() {
@@ -141,7 +141,7 @@ impl RmapOwner {
 }
 
 impl Mapping {
-    /// What a record says.
+    /// The content of a record.
     pub fn of_record(record: &RmapRecord) -> Self {
         let offset = record.offset.get();
         Self {
@@ -152,7 +152,7 @@ impl Mapping {
         }
     }
 
-    /// The record that says it.
+    /// The record with this content.
     pub fn record(&self) -> RmapRecord {
         let unwritten = if self.unwritten { RmapRecord::UNWRITTEN } else { 0 };
         RmapRecord {
@@ -167,17 +167,17 @@ impl Mapping {
         Rmapbt::record_rank(&self.record())
     }
 
-    /// The block behind the last one.
+    /// The block after the last one.
     pub(crate) const fn end(&self) -> u64 {
         self.start.0 as u64 + self.len as u64
     }
 
-    /// The part before that block, which lies within.
+    /// The part before that block, which lies within it.
     pub(crate) const fn until(&self, end: AgBlock) -> Self {
         Self { len: end.0 - self.start.0, ..*self }
     }
 
-    /// The part from that block on, which lies within.
+    /// The part from that block on, which lies within it.
     pub(crate) const fn from(&self, start: u64) -> Self {
         let gone = (start - self.start.0 as u64) as u32;
         Self {
@@ -188,31 +188,31 @@ impl Mapping {
         }
     }
 
-    /// The part that lies within the blocks of `other`, of which it has some.
+    /// The part that lies within the blocks of `other`. The two must intersect.
     pub(crate) fn within(&self, other: &Self) -> Self {
         let tail = self.from(self.start.max(other.start).0.into());
         Self { len: (tail.end().min(other.end()) - u64::from(tail.start.0)) as u32, ..tail }
     }
 
-    /// Whether all of `part` is in it, for the same owner at the same offset. Their states are not compared.
+    /// Whether it contains `part`, for the same owner at the same offset. Their states are not compared.
     pub(crate) fn covers(&self, part: &Self) -> bool {
         self.start <= part.start
             && part.end() <= self.end()
             && self.owner.advanced(part.start.0 - self.start.0) == part.owner
     }
 
-    /// Whether `next` goes on where it ends, for the same owner. Their states are not compared.
+    /// Whether `next` continues it, for the same owner. Their states are not compared.
     pub(crate) fn touches(&self, next: &Self) -> bool {
         self.end() == u64::from(next.start.0) && self.owner.advanced(self.len) == next.owner
     }
 
-    /// Whether one record can have both: the group is too short for more blocks than a record can count.
+    /// Whether one record can have both. A group has no more blocks than a record can count.
     pub(crate) fn joins(&self, next: &Self) -> bool {
         self.touches(next) && self.unwritten == next.unwritten
     }
 
-    /// Says what of it no map of this group can have: blocks behind its end, headers of anyone else, an owner that is none,
-    /// flags and offsets that the owner cannot have.
+    /// Why the rmap tree of this group cannot have it: blocks past its end, headers with another owner, an invalid
+    /// owner, or flags and offsets that the owner cannot have.
     pub(crate) fn problem(&self, geometry: &Geometry, ag: AgNumber) -> Option<&'static str> {
         let headers = (HEADER_SECTORS * geometry.sector_size).div_ceil(geometry.block_size);
         if self.len == 0 {

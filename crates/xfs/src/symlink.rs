@@ -1,12 +1,11 @@
-//! Targets of symbolic links, inside the inode and outside.
+//! Targets of symbolic links, inside and outside of the inode.
 //!
-//! Invariant: a target that is given out has as many bytes as the inode says, 1 to 1,024, and no NUL. One that is
-//! written has one byte less at most: kernels take no more, and read no more outside an inode.
+//! Invariant: a target that is returned has as many bytes as the inode says, 1 to 1,024, and no NUL. One that is
+//! written has at most one byte less, because kernels accept no more, and read no more outside of an inode.
 
 use crate::da::check_owner;
-use crate::da::draft::identity;
 use crate::error::{Error, Result};
-use crate::fork::{Fork, ForkMut};
+use crate::fork::{Fork, ForkMut, stamp};
 use xfs_format::attr::{RAW, remote_payload_len};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -16,14 +15,14 @@ use xfs_format::types::FileBlock;
 
 const NAME: &str = "symbolic link";
 
-/// Longest target that is written.
+/// Maximum length of a target that is written.
 pub const WRITABLE_MAX: usize = TARGET_MAX as usize - 1;
 
 /// Why a target was not written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TargetError {
-    /// It has no bytes, or too many.
+    /// It is empty or too long.
     #[error("a target of {0} bytes: a symbolic link has 1 to {WRITABLE_MAX}")]
     Length(usize),
     /// It has a NUL among its bytes.
@@ -34,14 +33,14 @@ pub enum TargetError {
     Engine(#[from] Error),
 }
 
-/// Blocks that writing a target of `len` bytes maps at most: none where the inode has room for it.
+/// Maximum number of blocks that writing a target of `len` bytes maps: none if it fits into the inode.
 pub const fn blocks_needed(geometry: &Geometry, len: usize) -> u32 {
-    // No room for a payload at all is no volume's block size.
+    // No volume has a block size without room for a payload.
     let room = remote_payload_len(geometry.block_size, geometry.v5);
     (len as u32).div_ceil(if room == 0 { 1 } else { room })
 }
 
-/// Writes the target of a symbolic link that has none yet: its data fork is empty.
+/// Writes the target of a new symbolic link, whose data fork is empty.
 pub fn write(fork: &mut dyn ForkMut, target: &[u8]) -> Result<(), TargetError> {
     if target.is_empty() || target.len() > WRITABLE_MAX {
         return Err(TargetError::Length(target.len()));
@@ -58,7 +57,7 @@ pub fn write(fork: &mut dyn ForkMut, target: &[u8]) -> Result<(), TargetError> {
     Ok(write_outside(fork, target)?)
 }
 
-/// Moves a target that is in the inode out of it, so that attributes have room there.
+/// Moves a target out of the inode, so that attributes have room there.
 pub fn move_out(fork: &mut dyn ForkMut) -> Result<()> {
     let target = target(fork)?;
     write_outside(fork, &target)
@@ -74,9 +73,9 @@ fn write_outside(fork: &mut dyn ForkMut, target: &[u8]) -> Result<()> {
         let run = adjacent(fork, at, blocks)?;
         let room = remote_payload_len((run as usize * size) as u32, true) as usize; // some KiB
         let (piece, behind) = rest.split_at(room.min(rest.len()));
-        let id = identity(fork, FileBlock(at.into()))?;
+        let stamp = stamp(fork, fork.daddr(FileBlock(at.into()))?);
         let bytes = fork.create(FileBlock(at.into()), run, &SYMLINK)?;
-        if !write_symlink_block(bytes, &id, (target.len() - rest.len()) as u32, piece) {
+        if !write_symlink_block(bytes, &stamp, (target.len() - rest.len()) as u32, piece) {
             return Err(Error::corrupt_inode(fork.inode(), FormatError::new(NAME, "byte count")));
         }
         (rest, at) = (behind, at + run);
@@ -85,7 +84,7 @@ fn write_outside(fork: &mut dyn ForkMut, target: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// How many blocks from `at` on, and before `end`, lie side by side on the device: an extent, and so one buffer.
+/// How many blocks from `at` on, and before `end`, are contiguous on the device: an extent, and thus one buffer.
 fn adjacent(fork: &dyn ForkMut, at: u32, end: u32) -> Result<u32> {
     let first = fork.daddr(FileBlock(at.into()))?.0;
     let step = u64::from(fork.geometry().block_size) >> 9;
@@ -124,8 +123,8 @@ fn remote(fork: &dyn Fork, len: u32) -> Result<Vec<u8>> {
     if !geometry.v5 {
         return read_raw(fork, len, blocks);
     }
-    // One header an extent, and the seam doesn't tell extents. A target that lies in one piece is the rule; where
-    // that reading fails, the target may lie in single blocks. The checksum tells which.
+    // There is one header per extent, but `Fork` does not tell extents. Usually a target is contiguous. If reading it
+    // so fails, it may lie in single blocks. The checksum tells which.
     match read_pieces(fork, len, blocks) {
         Err(Error::Corrupt { daddr, inode, problem }) if blocks > 1 => {
             read_pieces(fork, len, 1).map_err(|_| Error::Corrupt { daddr, inode, problem })
@@ -134,7 +133,7 @@ fn remote(fork: &dyn Fork, len: u32) -> Result<Vec<u8>> {
     }
 }
 
-/// Reads a v4 target: nothing but its bytes.
+/// Reads a v4 target: only its bytes.
 fn read_raw(fork: &dyn Fork, len: u32, blocks: u32) -> Result<Vec<u8>> {
     let mut target = Vec::with_capacity(len as usize);
     for at in 0..blocks {
@@ -149,7 +148,7 @@ fn read_raw(fork: &dyn Fork, len: u32, blocks: u32) -> Result<Vec<u8>> {
     Ok(target)
 }
 
-/// Reads a v5 target that lies in buffers of `blocks` blocks each.
+/// Reads a v5 target in buffers of `blocks` blocks each.
 fn read_pieces(fork: &dyn Fork, len: u32, blocks: u32) -> Result<Vec<u8>> {
     let mut target = Vec::with_capacity(len as usize);
     let mut at = 0u64;

@@ -1,7 +1,7 @@
-//! A fork made of plain memory, for tests and fuzz targets of the walkers.
+//! A fork in plain memory, for tests and fuzz targets of fork readers.
 //!
-//! Blocks pass the same verifiers as those that come from a device. [`MemoryFork::seal`] makes damaged blocks
-//! pass the checks of checksum and identity again, so that damage gets as far as the walkers.
+//! Blocks pass the same verifiers as those from a device. [`MemoryFork::seal`] corrects checksum and identity of
+//! damaged blocks, so that the damage gets as far as the readers.
 
 mod buffers;
 mod edit;
@@ -27,12 +27,12 @@ pub struct MemoryFork {
     size: u64,
     local: Option<Vec<u8>>,
     blocks: BTreeMap<u64, (DiskAddr, Vec<u8>)>,
-    /// Runs of mapped blocks: where each begins and ends.
+    /// Runs of mapped blocks, by start and end.
     runs: BTreeMap<u64, u64>,
     changes: edit::Changes,
 }
 
-/// The shape of a small volume: what the walkers need of it.
+/// The geometry of a small volume, as far as fork readers need it.
 pub fn geometry(v5: bool, block_log: u8, dir_block_log: u8) -> Geometry {
     Geometry {
         v5,
@@ -85,18 +85,18 @@ impl MemoryFork {
         self.local = Some(bytes);
     }
 
-    /// The bytes inside the inode, to change them.
+    /// The bytes inside the inode, for changing them.
     pub fn local_mut(&mut self) -> Option<&mut Vec<u8>> {
         self.local.as_mut()
     }
 
-    /// Maps one block. It is cut or filled with zeros to the size of a block.
+    /// Maps one block. The bytes are cut or zero-filled to the size of a block.
     pub fn map(&mut self, at: FileBlock, daddr: DiskAddr, mut bytes: Vec<u8>) {
         bytes.resize(self.geometry.block_size as usize, 0);
         self.put(at.0, daddr, bytes);
     }
 
-    /// Takes one block away.
+    /// Removes one block.
     pub fn unmap(&mut self, at: FileBlock) {
         self.take(at.0);
     }
@@ -134,13 +134,13 @@ impl MemoryFork {
         self.blocks.keys().map(|&at| FileBlock(at))
     }
 
-    /// A mapped block, to change it.
+    /// A mapped block, for changing it.
     pub fn block_mut(&mut self, at: FileBlock) -> Option<&mut Vec<u8>> {
         self.blocks.get_mut(&at.0).map(|(_, bytes)| bytes)
     }
 
-    /// Gives the buffer of `blocks` blocks at `at` the checksum, UUID, owner and address that it must have, as far
-    /// as its magic tells where they are.
+    /// Sets the checksum, UUID, owner and address in the buffer of `blocks` blocks at `at`, as far as its magic tells
+    /// where they are.
     pub fn seal(&mut self, at: FileBlock, blocks: u32) {
         let Some((daddr, mut bytes)) = self.gather(at, blocks) else {
             return;
@@ -162,8 +162,8 @@ impl MemoryFork {
         }
     }
 
-    /// A fork of arbitrary bytes: the first eight say its shape, the others are its content. All the content goes
-    /// into the inode, or into blocks at the start and at the place of a directory's index.
+    /// A fork from arbitrary bytes: the first eight are its parameters, the others its content. The content goes into
+    /// the inode, or into blocks at the start and at the place of a directory's index.
     pub fn from_fuzz(data: &[u8], directory: bool) -> Option<Self> {
         let (&[flags, logs, split, size, ..], rest) = data.split_first_chunk::<8>()?;
         let v5 = flags & 1 != 0;
@@ -191,7 +191,7 @@ impl MemoryFork {
         Some(fork)
     }
 
-    /// The bytes of `blocks` blocks at `at`, and the address of the first; `None` where one is not mapped.
+    /// The bytes of `blocks` blocks at `at`, and the address of the first. `None` if one is not mapped.
     fn gather(&self, at: FileBlock, blocks: u32) -> Option<(DiskAddr, Vec<u8>)> {
         let daddr = self.blocks.get(&at.0)?.0;
         let mut bytes = Vec::new();
@@ -240,12 +240,12 @@ impl Fork for MemoryFork {
     }
 }
 
-/// Where a v5 block of a directory, attribute fork or symlink has its checksum.
+/// Offset of the checksum in a v5 block of a directory, attribute fork or symlink.
 fn checksum_place(bytes: &[u8]) -> Option<usize> {
     places(bytes).map(|[checksum, ..]| checksum)
 }
 
-/// Where checksum, address, UUID and owner lie.
+/// Offsets of checksum, address, UUID and owner.
 fn places(bytes: &[u8]) -> Option<[usize; 4]> {
     let word = |at: usize| bytes.get(at..at + 4).and_then(|word| word.first_chunk::<4>().copied());
     match (word(0), word(8)) {

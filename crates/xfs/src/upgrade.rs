@@ -1,17 +1,17 @@
-//! Features that a volume gets in place.
+//! Features that can be added to an existing volume.
 //!
-//! Two of them ask nothing else of a volume than to be allowed: inodes take up large timestamps and extent counts one by
-//! one, when they change. The third needs a number in each group's header, which nobody looks at before the superblock says
-//! that it is there: the numbers are logged first, and then the features in one transaction.
+//! Two of them only have to be allowed: inodes take up large timestamps and extent counts one by one, when they change.
+//! The third needs a number in each group's header, which nobody reads before the superblock has the feature. So the
+//! numbers are logged first, and then the features in one transaction.
 
 use crate::alter::{Refusal, copies_follow};
 use crate::btree::Cursor;
 use crate::error::{Error, Result};
 use crate::mkfs::log_blocks_min;
 use crate::mount::{Mount, OpenOptions, check_volume, read_superblock};
-use crate::recovery::clean;
+use crate::recovery::log_ends;
 use crate::trans::Trans;
-use crate::trans::reservation::Need;
+use crate::trans::reservation::ReservationBuilder;
 use crate::trans::superblock::change_alone;
 use crate::volume::Volume;
 use blockdev::{BlockDevice, Claim};
@@ -23,7 +23,7 @@ use xfs_format::features::{Incompat, RoCompat};
 use xfs_format::superblock::{RawSuperblock, Superblock};
 use xfs_format::types::AgNumber;
 
-/// A feature that can be switched on in place.
+/// A feature that can be switched on in an existing volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Upgrade {
     /// Timestamps reach beyond 2038.
@@ -44,7 +44,7 @@ impl Upgrade {
         superblock.ro_compat().contains(ro_compat) && superblock.incompat().contains(incompat)
     }
 
-    /// Its name, as the tools write it.
+    /// Its name in the tools.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bigtime => "bigtime",
@@ -62,14 +62,14 @@ impl Upgrade {
     }
 }
 
-/// Switches features on, all that are missing or none, on the volume on `device`, which nobody else may have, and gives
-/// those that were there. [`Refusal::HasFeatures`] if none is missing, [`Error::DirtyLog`] if the log is.
+/// Switches on features, all that are missing or none, in the volume on `device`, which nobody else may use. Returns
+/// those that it already had. [`Refusal::HasFeatures`] if none is missing, [`Error::DirtyLog`] if the log is dirty.
 pub fn upgrade(device: Arc<dyn BlockDevice>, features: &[Upgrade]) -> Result<Vec<Upgrade>> {
     let claim = Arc::new(Claim::new(&*device)?);
     let superblock = read_superblock(&*device)?;
     let options = OpenOptions { writable: true, ..OpenOptions::default() };
     check_volume(&*device, &superblock, &options)?;
-    if !clean::log_ends(&*device, &superblock)?.clean {
+    if !log_ends::log_ends(&*device, &superblock)?.clean {
         return Err(Error::DirtyLog);
     }
     let (there, missing): (Vec<Upgrade>, Vec<Upgrade>) =
@@ -84,7 +84,7 @@ pub fn upgrade(device: Arc<dyn BlockDevice>, features: &[Upgrade]) -> Result<Vec
     done.and(volume.close()).map(|()| there)
 }
 
-/// The features of the volume then, if it can have them.
+/// The volume's new features, if it can have them.
 fn check(superblock: &Superblock, features: &[Upgrade]) -> Result<(RoCompat, Incompat)> {
     let (mut ro_compat, mut incompat) = (superblock.ro_compat(), superblock.incompat());
     for &feature in features {
@@ -110,31 +110,31 @@ fn check(superblock: &Superblock, features: &[Upgrade]) -> Result<(RoCompat, Inc
 }
 
 fn switch_on(
-    volume: &Arc<Mount>,
+    mount: &Arc<Mount>,
     features: &[Upgrade],
     ro_compat: RoCompat,
     incompat: Incompat,
 ) -> Result<()> {
     if features.contains(&Upgrade::InobtCount) {
-        (0..volume.geometry().ag_count()).try_for_each(|ag| count_trees(volume, AgNumber(ag)))?;
+        (0..mount.geometry().ag_count()).try_for_each(|ag| count_trees(mount, AgNumber(ag)))?;
     }
     let range =
         offset_of!(RawSuperblock, features_ro_compat)..offset_of!(RawSuperblock, features_incompat) + 4;
-    change_alone(volume, range, |raw| {
+    change_alone(mount, range, |raw| {
         raw.features_ro_compat = ro_compat.bits().into();
         raw.features_incompat = incompat.bits().into();
     })?;
-    volume.sync()?;
-    copies_follow(volume, volume.geometry().ag_count())
+    mount.sync()?;
+    copies_follow(mount, mount.geometry().ag_count())
 }
 
-/// Writes into the AGI how many blocks the inode trees of a group have.
-fn count_trees(volume: &Arc<Mount>, ag: AgNumber) -> Result<()> {
-    let (bufs, geometry) = (volume.bufs(), volume.geometry());
-    let roots = volume.group_inodes(ag)?;
+/// Writes the number of blocks of a group's inode trees into the AGI.
+fn count_trees(mount: &Arc<Mount>, ag: AgNumber) -> Result<()> {
+    let (bufs, geometry) = (mount.bufs(), mount.geometry());
+    let roots = mount.group_inodes(ag)?;
     let inobt = Cursor::<Inobt>::blocks(bufs, geometry, ag, roots.inobt)?;
     let finobt = roots.finobt.map(|root| Cursor::<Finobt>::blocks(bufs, geometry, ag, root)).transpose()?;
-    let mut trans = Trans::start(volume, Need::new(geometry).sectors(1).reservation())?;
+    let mut trans = Trans::start(mount, ReservationBuilder::new(geometry).sectors(1).build())?;
     let agi = trans.buf_at(AgHeader::Agi.daddr(geometry, ag), geometry.sector_size.into(), &AGI)?;
     let at = offset_of!(Agi, iblocks);
     let counts = [inobt, finobt.unwrap_or(0)].map(u32::to_be_bytes).concat();

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use xfs::Error;
-use xfs::attr::edit::{EditError, Needs, Put, remove, set, set_needs};
+use xfs::attr::edit::{AttrReservation, EditError, SetXattr, remove, set, set_needs};
 use xfs::attr::{self, Namespace};
 use xfs::fork::{Fork, ForkMut};
 use xfs::testing::{MemoryFork, geometry};
@@ -157,14 +157,15 @@ fn step(rng: &mut fastrand::Rng, fork: &mut MemoryFork, model: &mut Model, names
         return;
     }
     let value = random_value(rng, fork.geometry().block_size as usize);
-    let how = *rng.choice(&[Put::Either, Put::Either, Put::Create, Put::Replace]).unwrap();
+    let how =
+        *rng.choice(&[SetXattr::Either, SetXattr::Either, SetXattr::Create, SetXattr::Replace]).unwrap();
     let mapped = fork.mapped_by_changes();
     let result = set(fork, namespace, &name, &value, how);
-    let Needs { index_blocks, value_blocks } = set_needs(fork.geometry(), name.len(), value.len());
+    let AttrReservation { index_blocks, value_blocks } = set_needs(fork.geometry(), name.len(), value.len());
     assert!(fork.mapped_by_changes() - mapped <= u64::from(index_blocks + value_blocks), "needs are a bound");
     match (how, model.contains_key(&key)) {
-        (Put::Create, true) => assert!(matches!(result, Err(EditError::Exists)), "{result:?}"),
-        (Put::Replace, false) => assert!(matches!(result, Err(EditError::Missing)), "{result:?}"),
+        (SetXattr::Create, true) => assert!(matches!(result, Err(EditError::Exists)), "{result:?}"),
+        (SetXattr::Replace, false) => assert!(matches!(result, Err(EditError::Missing)), "{result:?}"),
         _ => {
             result.unwrap();
             model.insert(key, value);
@@ -182,7 +183,7 @@ fn history(seed: u64, block_log: u8, inode_size: u16, phases: &[(u32, u32, u32)]
     for nth in 0..12_u8 {
         let (name, value) = (vec![b'a' + nth; 8], vec![nth; usize::from(inode_size) / 2]);
         let value = if nth == 0 { Vec::new() } else { value };
-        set(&mut fork, Namespace::User, &name, &value, Put::Create).unwrap();
+        set(&mut fork, Namespace::User, &name, &value, SetXattr::Create).unwrap();
         model.insert((0, name), value);
         forms.insert(check_structure(&fork));
     }
@@ -254,19 +255,19 @@ fn many_of_one_hash_span_leaves() {
     for nth in 0..32u8 {
         for (space, namespace) in (0..).zip(SPACES) {
             let name = colliding(0, nth);
-            set(&mut fork, namespace, &name, &[nth; 90], Put::Create).unwrap();
+            set(&mut fork, namespace, &name, &[nth; 90], SetXattr::Create).unwrap();
             model.insert((space, name), vec![nth; 90]);
         }
     }
-    set(&mut fork, Namespace::User, b"other", b"", Put::Create).unwrap();
+    set(&mut fork, Namespace::User, b"other", b"", SetXattr::Create).unwrap();
     model.insert((0, b"other".to_vec()), Vec::new());
     assert!(check_structure(&fork).starts_with("tree"));
     check_content(&fork, &model);
     let keys: Vec<Key> = model.keys().cloned().collect();
     for (space, name) in &keys {
         let namespace = SPACES[usize::from(*space)];
-        assert!(matches!(set(&mut fork, namespace, name, b"", Put::Create), Err(EditError::Exists)));
-        set(&mut fork, namespace, name, &[7; 120], Put::Replace).unwrap();
+        assert!(matches!(set(&mut fork, namespace, name, b"", SetXattr::Create), Err(EditError::Exists)));
+        set(&mut fork, namespace, name, &[7; 120], SetXattr::Replace).unwrap();
         model.insert((*space, name.clone()), vec![7; 120]);
     }
     check_structure(&fork);
@@ -284,7 +285,7 @@ fn a_large_value_parts_a_full_leaf_in_three() {
     let mut fork = new_fork(12, 512);
     let mut model = Model::new();
     let mut put = |fork: &mut MemoryFork, name: String, len: usize| {
-        set(fork, Namespace::User, name.as_bytes(), &vec![1; len], Put::Create).unwrap();
+        set(fork, Namespace::User, name.as_bytes(), &vec![1; len], SetXattr::Create).unwrap();
         model.insert((0, name.into_bytes()), vec![1; len]);
     };
     // Hashes of one letter ascend.
@@ -304,12 +305,12 @@ fn the_smallest_attributes_of_a_large_inode_need_more_than_one_leaf() {
     let mut model = Model::new();
     for (space, namespace) in (0..).zip(SPACES) {
         for byte in 1..=74u8 {
-            set(&mut fork, namespace, &[byte], b"", Put::Create).unwrap();
+            set(&mut fork, namespace, &[byte], b"", SetXattr::Create).unwrap();
             model.insert((space, vec![byte]), Vec::new());
         }
     }
     assert_eq!(check_structure(&fork), "short");
-    set(&mut fork, Namespace::User, b"large", &[1; 256], Put::Create).unwrap();
+    set(&mut fork, Namespace::User, b"large", &[1; 256], SetXattr::Create).unwrap();
     model.insert((0, b"large".to_vec()), vec![1; 256]);
     assert_eq!(check_structure(&fork), "tree of level 1");
     check_content(&fork, &model);
@@ -319,21 +320,21 @@ fn the_smallest_attributes_of_a_large_inode_need_more_than_one_leaf() {
 fn what_is_refused_changes_nothing() {
     let mut fork = new_fork(12, 512);
     for round in 0..2 {
-        set(&mut fork, Namespace::User, b"a", &vec![0; round * 3000], Put::Create).unwrap();
+        set(&mut fork, Namespace::User, b"a", &vec![0; round * 3000], SetXattr::Create).unwrap();
         let before = fork.clone();
         let user = Namespace::User;
-        assert!(matches!(set(&mut fork, user, b"a", b"x", Put::Create), Err(EditError::Exists)));
-        assert!(matches!(set(&mut fork, user, b"b", b"x", Put::Replace), Err(EditError::Missing)));
-        assert!(matches!(set(&mut fork, user, b"", b"x", Put::Either), Err(EditError::Name)));
-        assert!(matches!(set(&mut fork, user, b"a\0", b"x", Put::Either), Err(EditError::Name)));
-        assert!(matches!(set(&mut fork, user, &[b'n'; 256], b"x", Put::Either), Err(EditError::Name)));
+        assert!(matches!(set(&mut fork, user, b"a", b"x", SetXattr::Create), Err(EditError::Exists)));
+        assert!(matches!(set(&mut fork, user, b"b", b"x", SetXattr::Replace), Err(EditError::Missing)));
+        assert!(matches!(set(&mut fork, user, b"", b"x", SetXattr::Either), Err(EditError::Name)));
+        assert!(matches!(set(&mut fork, user, b"a\0", b"x", SetXattr::Either), Err(EditError::Name)));
+        assert!(matches!(set(&mut fork, user, &[b'n'; 256], b"x", SetXattr::Either), Err(EditError::Name)));
         let long = vec![0; 65_537];
         assert!(matches!(
-            set(&mut fork, user, b"a", &long, Put::Either),
+            set(&mut fork, user, b"a", &long, SetXattr::Either),
             Err(EditError::ValueTooLong(65_537))
         ));
         assert!(matches!(
-            set(&mut fork, Namespace::Parent, b"a", b"x", Put::Either),
+            set(&mut fork, Namespace::Parent, b"a", b"x", SetXattr::Either),
             Err(EditError::Engine(_))
         ));
         assert!(matches!(remove(&mut fork, user, b"b"), Err(EditError::Missing)));
@@ -351,18 +352,18 @@ fn the_largest_names_and_values() {
         let mut model = Model::new();
         for nth in 0..20u8 {
             let (name, value) = (vec![nth + 1; 255], vec![nth; 65_536]);
-            set(&mut fork, Namespace::Root, &name, &value, Put::Create).unwrap();
+            set(&mut fork, Namespace::Root, &name, &value, SetXattr::Create).unwrap();
             model.insert((1, name), value);
         }
         check_structure(&fork);
         check_content(&fork, &model);
         // Half of them become small: their blocks go, and room is found for new ones.
         for nth in (0..20u8).step_by(2) {
-            set(&mut fork, Namespace::Root, &[nth + 1; 255], b"small", Put::Replace).unwrap();
+            set(&mut fork, Namespace::Root, &[nth + 1; 255], b"small", SetXattr::Replace).unwrap();
             model.insert((1, vec![nth + 1; 255]), b"small".to_vec());
         }
         let end = fork.mapped().last();
-        set(&mut fork, Namespace::User, b"new", &[1; 65_536], Put::Create).unwrap();
+        set(&mut fork, Namespace::User, b"new", &[1; 65_536], SetXattr::Create).unwrap();
         model.insert((0, b"new".to_vec()), vec![1; 65_536]);
         assert_eq!(fork.mapped().last(), end, "holes are filled first");
         check_structure(&fork);
@@ -377,8 +378,14 @@ fn changes_stay_small() {
     let mut most = [0; 2];
     for nth in 0..6000u32 {
         let before = fork.logged_by_changes();
-        set(&mut fork, Namespace::User, format!("attribute {nth}").as_bytes(), b"some value", Put::Create)
-            .unwrap();
+        set(
+            &mut fork,
+            Namespace::User,
+            format!("attribute {nth}").as_bytes(),
+            b"some value",
+            SetXattr::Create,
+        )
+        .unwrap();
         let logged = fork.logged_by_changes() - before;
         let half = &mut most[usize::from(nth >= 3000)];
         *half = logged.max(*half);
@@ -459,7 +466,7 @@ fn damaged(seed: u64, rounds: usize) -> BTreeMap<(&'static str, &'static str), u
             let namespace = SPACES[usize::from(space)];
             let result = if rng.bool() {
                 let value = random_value(&mut rng, 1024);
-                set(&mut fork, namespace, &name, &value, Put::Either)
+                set(&mut fork, namespace, &name, &value, SetXattr::Either)
             } else {
                 remove(&mut fork, namespace, &name)
             };
@@ -483,7 +490,7 @@ fn a_name_that_is_twice_or_half_set_in_an_inode_is_damage() {
     for value in [&[1; 8][..], &[1; 3000]] {
         let mut fork = new_fork(10, 512);
         for name in [&b"once"[..], b"more", b"else"] {
-            set(&mut fork, Namespace::User, name, b"value", Put::Create).expect("set");
+            set(&mut fork, Namespace::User, name, b"value", SetXattr::Create).expect("set");
         }
         let local = fork.local_mut().expect("in the inode");
         let at = local.windows(4).position(|bytes| bytes == b"more").expect("there");
@@ -494,18 +501,21 @@ fn a_name_that_is_twice_or_half_set_in_an_inode_is_damage() {
             other => panic!("{other:?}"),
         };
         let twice = "name that comes twice";
-        assert_eq!(damage(set(&mut fork, Namespace::User, b"once", value, Put::Either)), twice);
+        assert_eq!(damage(set(&mut fork, Namespace::User, b"once", value, SetXattr::Either)), twice);
         assert_eq!(damage(remove(&mut fork, Namespace::User, b"once")), twice);
         assert!(fork.local_mut().is_some_and(|local| *local == before[..]), "something has changed");
-        set(&mut fork, Namespace::User, b"else", value, Put::Replace).expect("another one is set");
+        set(&mut fork, Namespace::User, b"else", value, SetXattr::Replace).expect("another one is set");
 
         let mut fork = new_fork(10, 512);
-        set(&mut fork, Namespace::User, b"half", b"value", Put::Create).expect("set");
+        set(&mut fork, Namespace::User, b"half", b"value", SetXattr::Create).expect("set");
         let local = fork.local_mut().expect("in the inode");
         let at = local.windows(4).position(|bytes| bytes == b"half").expect("there");
         local[at - 1] = 0x80;
         for name in [&b"half"[..], b"other"] {
-            assert_eq!(damage(set(&mut fork, Namespace::User, name, value, Put::Either)), "attribute flags");
+            assert_eq!(
+                damage(set(&mut fork, Namespace::User, name, value, SetXattr::Either)),
+                "attribute flags"
+            );
             assert_eq!(damage(remove(&mut fork, Namespace::User, name)), "attribute flags");
         }
     }

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use xfs::attr::edit::{Put, remove, set};
+use xfs::attr::edit::{SetXattr, remove, set};
 use xfs::attr::{Namespace, linux};
 use xfs::fork::{Fork, ForkMut};
 use xfs::symlink;
@@ -119,14 +119,14 @@ fn history(
                 _ => rng.usize(0..=largest),
             };
             let value: Vec<u8> = (0..len).map(|at| (at as u8).wrapping_mul(7) ^ nth as u8).collect();
-            set(fork, namespace, &name, &value, Put::Either).unwrap();
+            set(fork, namespace, &name, &value, SetXattr::Either).unwrap();
             model.insert(full, value);
         } else if model.remove(&full).is_some() {
             remove(fork, namespace, &name).unwrap();
         }
     }
     // Without the last one there would be no tree, and so nothing to lay over the image.
-    set(fork, Namespace::User, b"always", b"there", Put::Either).unwrap();
+    set(fork, Namespace::User, b"always", b"there", SetXattr::Either).unwrap();
     model.insert(b"user.always".to_vec(), b"there".to_vec());
     model
 }
@@ -185,6 +185,7 @@ fn check_volume(options: &[&str], blocks: usize, kinds: &[(usize, u32, usize)]) 
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn default_volume() {
     let kinds = [(10, 5, 0), (300, 40, 20_000), (3000, 2000, 65_536)];
     let forms = check_volume(&[], 1500, &kinds);
@@ -192,6 +193,7 @@ fn default_volume() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn small_blocks() {
     let forms = check_volume(&["-b", "size=1024"], 6000, &[(12, 5, 0), (3000, 2500, 65_536)]);
     // Some long names by chance are more than a leaf of 1 KiB holds.
@@ -200,11 +202,13 @@ fn small_blocks() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_of_64_kib() {
     check_volume(&["-b", "size=65536"], 150, &[(100, 50, 100), (3000, 2000, 65_536)]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn short_form() {
     let image = Image::mkfs(&[]);
     let ino = image.mounted(|root| {
@@ -216,10 +220,10 @@ fn short_form() {
     let mut fork = image.attr_fork(ino).unwrap();
     let room = fork.local().unwrap().len();
     fork.set_local_capacity(room);
-    set(&mut fork, Namespace::User, b"a", b"shorter", Put::Replace).unwrap();
-    set(&mut fork, Namespace::Root, b"b", b"", Put::Create).unwrap();
-    set(&mut fork, Namespace::Secure, b"c", &[9; 100], Put::Create).unwrap();
-    set(&mut fork, Namespace::User, b"d", b"gone", Put::Create).unwrap();
+    set(&mut fork, Namespace::User, b"a", b"shorter", SetXattr::Replace).unwrap();
+    set(&mut fork, Namespace::Root, b"b", b"", SetXattr::Create).unwrap();
+    set(&mut fork, Namespace::Secure, b"c", &[9; 100], SetXattr::Create).unwrap();
+    set(&mut fork, Namespace::User, b"d", b"gone", SetXattr::Create).unwrap();
     remove(&mut fork, Namespace::User, b"d").unwrap();
     let expected = our_attrs(&fork);
     assert_eq!(expected.len(), 3);
@@ -246,6 +250,7 @@ fn short_form() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn symlinks() {
     for (options, lens) in [(&[][..], &[400, 900, 1023][..]), (&["-b", "size=1024"], &[400, 968, 969, 1023])]
     {

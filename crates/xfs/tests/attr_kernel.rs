@@ -184,17 +184,20 @@ fn check_volume(options: &[&str]) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn default_volume() {
     assert_eq!(check_volume(&[]), ["leaf", "none", "short", "tree of level 1"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn small_blocks_and_a_tree_of_several_levels() {
     let forms = check_volume(&["-b", "size=1024"]);
     assert_eq!(forms, ["leaf", "none", "short", "tree of level 1", "tree of level 2"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn large_inodes_and_directory_blocks() {
     // A directory's block size is none of the attribute fork's business.
     let forms = check_volume(&["-i", "size=2048", "-n", "size=65536"]);
@@ -202,6 +205,7 @@ fn large_inodes_and_directory_blocks() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_of_64_kib() {
     // Offsets within a leaf reach the limit of their fields.
     let forms = check_volume(&["-b", "size=65536"]);
@@ -235,6 +239,7 @@ fn check_symlinks(options: &[&str]) -> (usize, usize) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn symlinks() {
     let (inline, remote) = check_symlinks(&[]);
     assert!(inline >= 7 && remote >= 6, "{inline} inline, {remote} remote");
@@ -245,6 +250,7 @@ fn symlinks() {
 
 /// Kernels without v4 can't fill a v4 volume: mkfs.xfs makes the files, xfs_db sets the attributes.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn v4() {
     for options in [&["-b", "size=512"][..], &["-b", "size=1024"], &["-b", "size=4096"]] {
         let dir = tempfile::tempdir().unwrap();

@@ -81,6 +81,7 @@ fn walk(image: &Image) -> u32 {
 /// A directory that maps one block many times had millions of entries; all maps but those of files that share blocks
 /// have each block once.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_that_a_fork_maps_twice_are_damage() {
     use std::os::unix::fs::MetadataExt;
     let image = Image::mkfs(300 << 20, &[]);
@@ -107,7 +108,7 @@ fn blocks_that_a_fork_maps_twice_are_damage() {
         let records: Vec<_> = load().unwrap().records().take(2).collect();
         let [first, second] = records[..] else { panic!("inode {ino} has {records:?}") };
         let twice = xfs_format::bmbt::Extent { startblock: first.unpack().startblock, ..second.unpack() };
-        // The two records lie in the inode, one behind the other; and in the log.
+        // The two records lie in the inode, one after the other; and in the log.
         let wanted = records.as_bytes();
         let is_it = |at: &usize| before[*at..].starts_with(wanted) && before[at & !511..].starts_with(b"IN");
         let at =
@@ -124,6 +125,7 @@ fn blocks_that_a_fork_maps_twice_are_damage() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn random_damage() {
     let image = Image::mkfs(300 << 20, &["-m", "reflink=1"]);
     let mount = image.mount("");

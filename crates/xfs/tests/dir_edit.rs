@@ -8,13 +8,15 @@ mod samples;
 use samples::seed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use xfs::dir::{FileType, Needs, NewEntry, add, add_needs, init, is_empty, lookup, remove, replace, walk};
+use xfs::dir::{
+    EntryReservation, FileType, NewEntry, add, add_needs, init, is_empty, lookup, remove, replace, walk,
+};
 use xfs::fork::Fork;
 use xfs::testing::{EditFork, geometry};
 use xfs_format::da::{Node, name_hash};
 use xfs_format::dir::{
-    BEST_NONE, DataBlock, DataEdit, DataItem, DataKind, FREE, FREE_SPACE, FreeBlock, INDEX, LEAF_SPACE, Leaf,
-    LeafKind, data_verifier,
+    BESTFREE_NONE, DataBlock, DataEdit, DataItem, DataKind, FREE, FREE_SPACE, FreeBlock, INDEX, LEAF_SPACE,
+    Leaf, LeafKind, data_verifier,
 };
 use xfs_format::types::{FileBlock, InodeNumber};
 
@@ -40,7 +42,7 @@ fn check_structure(fork: &EditFork) -> String {
     }
     let blocks = geometry.dir_block_blocks();
     let size = geometry.dir_block_size() as usize;
-    let mut bests: BTreeMap<u64, u16> = BTreeMap::new();
+    let mut bestfree: BTreeMap<u64, u16> = BTreeMap::new();
     let mut places: BTreeSet<(u32, u64)> = BTreeSet::new();
     let mut block_form = None;
     for (at, _, bytes) in fork.buffers().filter(|(at, ..)| at.0 < LEAF_SPACE >> geometry.block_log) {
@@ -66,7 +68,7 @@ fn check_structure(fork: &EditFork) -> String {
         unused.resize(3, 0);
         assert_eq!(view.largest_free().map(|(_, len)| len)[..], unused[..3], "data block {db}");
         assert!(usize::from(unused[0]) < DataEdit::longest_when_empty(size, v5), "data block {db} is empty");
-        bests.insert(db, unused[0]);
+        bestfree.insert(db, unused[0]);
         if view.kind == DataKind::Block {
             assert_eq!(db, 0);
             let live = view.index.iter().filter(|entry| !entry.is_stale());
@@ -74,7 +76,7 @@ fn check_structure(fork: &EditFork) -> String {
                 Some(live.map(|entry| (entry.hash.get(), entry.data_offset())).collect::<BTreeSet<_>>());
         }
     }
-    let last = bests.last_key_value().map(|(&db, _)| db).expect("the first data block");
+    let last = bestfree.last_key_value().map(|(&db, _)| db).expect("the first data block");
     assert_eq!(fork.size(), (last + 1) * size as u64, "the size");
     if let Some(index) = block_form {
         assert_eq!(index, places);
@@ -99,17 +101,17 @@ fn check_structure(fork: &EditFork) -> String {
     let leaf = Leaf::parse(&root_bytes, v5).ok();
     let told = |table: &[u16], first: u64, into: &mut BTreeMap<u64, u16>| {
         assert!(
-            table.last().is_none_or(|&last| last != BEST_NONE),
+            table.last().is_none_or(|&last| last != BESTFREE_NONE),
             "the table ends in a block that is there"
         );
-        into.extend((first..).zip(table.iter().copied()).filter(|&(_, best)| best != BEST_NONE));
+        into.extend((first..).zip(table.iter().copied()).filter(|&(_, best)| best != BESTFREE_NONE));
     };
     let mut all = BTreeMap::new();
     let free: Vec<_> = fork.buffers().filter(|(at, ..)| at.0 >= FREE_SPACE >> geometry.block_log).collect();
     if let Some(leaf) = leaf.filter(|leaf| leaf.kind == LeafKind::Single) {
         assert!(free.is_empty());
-        told(&leaf.bests.iter().map(|best| best.get()).collect::<Vec<_>>(), 0, &mut all);
-        assert_eq!(all, bests);
+        told(&leaf.bestfree.iter().map(|best| best.get()).collect::<Vec<_>>(), 0, &mut all);
+        assert_eq!(all, bestfree);
         return "leaf".into();
     }
     for (at, _, bytes) in free {
@@ -117,12 +119,12 @@ fn check_structure(fork: &EditFork) -> String {
         let view = FreeBlock::parse(&bytes, v5).unwrap();
         let fdb = (at.0 - (FREE_SPACE >> geometry.block_log)) / u64::from(blocks);
         assert_eq!(u64::from(view.first_db), fdb * (size as u64 - if v5 { 64 } else { 16 }) / 2);
-        let table: Vec<u16> = view.bests.iter().map(|best| best.get()).collect();
-        assert_eq!(view.used as usize, table.iter().filter(|&&best| best != BEST_NONE).count());
+        let table: Vec<u16> = view.bestfree.iter().map(|best| best.get()).collect();
+        assert_eq!(view.used as usize, table.iter().filter(|&&best| best != BESTFREE_NONE).count());
         assert!(view.used > 0, "a free block that tells of nothing");
         told(&table, view.first_db.into(), &mut all);
     }
-    assert_eq!(all, bests);
+    assert_eq!(all, bestfree);
     format!("node {level}")
 }
 
@@ -274,9 +276,12 @@ fn run(case: Case, steps: usize, seed: u64) -> BTreeSet<String> {
                 let needs = add_needs(&fork).unwrap();
                 add(&mut fork, NewEntry { name: &name, ino, ftype }).unwrap();
                 let settled = fork.settle();
-                assert!(settled.maps <= needs.maps && needs.maps <= Needs::MAPS_MAX, "{settled:?} {needs:?}");
+                assert!(
+                    settled.maps <= needs.maps && needs.maps <= EntryReservation::MAPS_MAX,
+                    "{settled:?} {needs:?}"
+                );
                 assert!(settled.buffers <= needs.buffers, "{settled:?} {needs:?}");
-                assert!(needs.buffers <= Needs::BUFFERS_MAX);
+                assert!(needs.buffers <= EntryReservation::BUFFERS_MAX);
                 model.insert(name.clone(), (ino, ftype));
                 names.push(name);
             }
@@ -286,7 +291,7 @@ fn run(case: Case, steps: usize, seed: u64) -> BTreeSet<String> {
                 assert_eq!(remove(&mut fork, &name).unwrap(), ino);
                 let settled = fork.settle();
                 assert_eq!(settled.maps, 0);
-                assert!(settled.buffers <= Needs::BUFFERS_MAX);
+                assert!(settled.buffers <= EntryReservation::BUFFERS_MAX);
                 assert_eq!(lookup(&fork, &name).unwrap(), None);
             }
             choice if choice < 99 => {

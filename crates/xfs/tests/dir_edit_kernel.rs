@@ -216,40 +216,47 @@ fn check(options: &[&str], plan: &Plan, strict: bool) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn short() {
     check(&[], &Plan { rounds: &[(300, 20)], name_max: 20 }, true);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn block() {
     check(&[], &Plan { rounds: &[(90, 90)], name_max: 40 }, true);
     check(&[], &Plan { rounds: &[(400, 80)], name_max: 30 }, true);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn leaf() {
     check(&[], &Plan { rounds: &[(350, 350)], name_max: 40 }, true);
     check(&[], &Plan { rounds: &[(2000, 300)], name_max: 120 }, true);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn lone_leaf_of_a_tree() {
     check(&[], &Plan { rounds: &[(500, 500)], name_max: 40 }, true);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn tree() {
     check(&[], &Plan { rounds: &[(6000, 6000)], name_max: 60 }, false);
     check(&[], &Plan { rounds: &[(8000, 2000), (4000, 1500)], name_max: 25 }, false);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn small_blocks_and_two_levels() {
     check(&["-b", "size=1024"], &Plan { rounds: &[(15000, 15000)], name_max: 20 }, false);
     check(&["-b", "size=1024", "-n", "size=4096"], &Plan { rounds: &[(4000, 3900)], name_max: 60 }, false);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn directory_blocks_of_64_kib() {
     check(&["-n", "size=65536"], &Plan { rounds: &[(300, 250)], name_max: 60 }, false);
     check(&["-n", "size=65536"], &Plan { rounds: &[(12000, 9000)], name_max: 60 }, false);

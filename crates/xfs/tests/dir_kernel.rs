@@ -39,7 +39,7 @@ fn kernel_list(dir: &Path) -> Vec<Entry> {
     entries.collect()
 }
 
-/// All entries from `cookie` on, at most `most` of them, with the position behind the last.
+/// All entries from `cookie` on, at most `most` of them, with the position after the last.
 fn some(fork: &dyn Fork, cookie: u64, most: usize) -> (Vec<Entry>, u64) {
     let (mut entries, mut next) = (Vec::new(), cookie);
     walk(fork, cookie, &mut |entry| {
@@ -176,30 +176,35 @@ fn check_volume(options: &[&str], large: usize) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn default_volume() {
     let forms = check_volume(&[], 20_000);
     assert_eq!(forms, ["block", "leaf", "short", "tree of level 1"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn small_blocks_and_a_tree_of_several_levels() {
     let forms = check_volume(&["-b", "size=1024"], 240_000);
     assert_eq!(forms, ["block", "leaf", "short", "tree of level 1", "tree of level 2"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn directory_blocks_of_64_kib() {
     let forms = check_volume(&["-b", "size=4096", "-n", "size=65536"], 30_000);
     assert_eq!(forms, ["block", "leaf", "short", "tree of level 1"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn directory_blocks_of_64_small_blocks() {
     let forms = check_volume(&["-b", "size=1024", "-n", "size=65536", "-i", "size=512"], 30_000);
     assert_eq!(forms, ["block", "leaf", "short", "tree of level 1"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_of_64_kib() {
     let forms = check_volume(&["-b", "size=65536"], 20_000);
     assert_eq!(forms, ["block", "leaf", "short", "tree of level 1"]);
@@ -258,23 +263,27 @@ fn check_v4(options: &[&str], with_types: bool) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn v4_with_types() {
     let forms = check_v4(&["-b", "size=1024"], true);
     assert_eq!(forms, ["short", "leaf", "tree of level 1", "block", "tree of level 1"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn v4_without_types() {
     let forms = check_v4(&["-n", "ftype=0"], false);
     assert_eq!(forms, ["short", "leaf", "tree of level 1", "block", "tree of level 1"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn v4_with_blocks_of_512_bytes() {
     check_v4(&["-b", "size=512", "-n", "size=4096"], true);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn v4_that_ignores_case() {
     check_v4(&["-n", "version=ci"], true);
 }

@@ -16,7 +16,7 @@ use xfs::defer;
 use xfs::ialloc;
 use xfs::namespace::{self, NewInode, Removal};
 use xfs::trans::Trans;
-use xfs::trans::reservation::{Need, Reservation};
+use xfs::trans::reservation::{Reservation, ReservationBuilder};
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::btree::{Finobt, Inobt};
 use xfs_format::records::InodeChunk;
@@ -27,7 +27,7 @@ fn open(image: &Image) -> Arc<Volume> {
     let device = FileOptions::new().sector_size(512).write(true).open(image.path()).unwrap();
     let options = OpenOptions {
         writable: true,
-        repeatable: Some(Timestamp { secs: 1, nanos: 0 }),
+        repeatable: Some(Timestamp { seconds: 1, nanoseconds: 0 }),
         ..OpenOptions::default()
     };
     Volume::open(Arc::new(device), &options).unwrap()
@@ -83,8 +83,8 @@ impl Churn {
     }
 
     fn reservation(&self, grow: bool) -> Reservation {
-        let need = Need::new(self.volume.geometry()).inode_chunk().unlinked().extents(4);
-        let reservation = need.reservation();
+        let need = ReservationBuilder::new(self.volume.geometry()).inode_chunk().unlinked().extents(4);
+        let reservation = need.build();
         Reservation { blocks: if grow { reservation.blocks } else { 0 }, ..reservation }
     }
 
@@ -220,11 +220,13 @@ fn churn(bytes: u64, args: &[&str], steps: u32) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn inodes_of_512_bytes_with_a_tree_of_free_ones() {
     churn(300 << 20, &["-m", "rmapbt=0,reflink=1,finobt=1", "-i", "sparse=1"], 3000);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn inodes_of_2048_bytes_without() {
     let args =
         ["-b", "size=1024", "-i", "size=2048,sparse=0", "-m", "rmapbt=0,reflink=0,finobt=0,inobtcount=0"];
@@ -233,18 +235,20 @@ fn inodes_of_2048_bytes_without() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_of_one_kib() {
     churn(300 << 20, &["-b", "size=1024", "-m", "rmapbt=0,reflink=1,finobt=1", "-i", "sparse=1"], 3000);
 }
 
 /// A volume with so little room in one run that chunks come in pieces.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn sparse_chunks_where_whole_ones_do_not_fit() {
     let image =
         Image::mkfs(64 << 20, &["--unsupported", "-m", "rmapbt=0,reflink=0,finobt=1", "-i", "sparse=1"]);
     let volume = open(&image);
     let geometry = volume.geometry();
-    let take = |blocks| Need::new(geometry).extents(1).frees(1).blocks(blocks).reservation();
+    let take = |blocks| ReservationBuilder::new(geometry).extents(1).frees(1).blocks(blocks).build();
     // All blocks singly, then runs of four are freed again.
     let mut held: Vec<FsBlock> = Vec::new();
     let mut request = Request::new(4, 4, Purpose::Data);
@@ -260,7 +264,7 @@ fn sparse_chunks_where_whole_ones_do_not_fit() {
     let (keep, free): (Vec<_>, Vec<_>) = held.into_iter().partition(|block| block.0 / 4 % 2 == 0);
     for start in free {
         let mut trans = Trans::start(&volume, take(0)).unwrap();
-        defer::free_later(&mut trans, InodeNumber(0), start, 4, None).unwrap();
+        defer::defer_free(&mut trans, InodeNumber(0), start, 4, None).unwrap();
         trans.commit().unwrap();
     }
     volume.sync().unwrap();
@@ -269,7 +273,7 @@ fn sparse_chunks_where_whole_ones_do_not_fit() {
     assert!(churn.sparse_seen, "no chunk was sparse");
     for start in keep {
         let mut trans = Trans::start(&volume, take(0)).unwrap();
-        defer::free_later(&mut trans, InodeNumber(0), start, 4, None).unwrap();
+        defer::defer_free(&mut trans, InodeNumber(0), start, 4, None).unwrap();
         trans.commit().unwrap();
     }
     volume.close().unwrap();
@@ -314,17 +318,20 @@ fn replayed(args: &[&str]) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_kernel_replays_the_making_of_inodes() {
     replayed(&["-m", "rmapbt=0", "-i", "sparse=1"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_kernel_replays_the_making_of_inodes_in_small_blocks() {
     replayed(&["-b", "size=1024", "-m", "rmapbt=0,finobt=0,inobtcount=0,reflink=0"]);
 }
 
 /// Threads that make and free inodes, each in directories of its own.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn threads_share_a_volume() {
     let image = Image::mkfs(300 << 20, &["-m", "rmapbt=0", "-d", "agcount=4"]);
     let volume = open(&image);
@@ -360,11 +367,12 @@ fn threads_share_a_volume() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn directories_spread_and_files_stay() {
     let image = Image::mkfs(300 << 20, &["-m", "rmapbt=0", "-d", "agcount=4"]);
     let volume = open(&image);
     let geometry = volume.geometry();
-    let reservation = Need::new(geometry).inode_chunk().reservation();
+    let reservation = ReservationBuilder::new(geometry).inode_chunk().build();
     let make = |parent, directory| {
         let mut trans = Trans::start(&volume, reservation).unwrap();
         let ino = ialloc::allocate_inode(&mut trans, parent, directory).unwrap();
@@ -382,10 +390,11 @@ fn directories_spread_and_files_stay() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn no_more_inodes_than_allowed() {
     let image = Image::mkfs(300 << 20, &["-m", "rmapbt=0", "-i", "maxpct=1"]);
     let volume = open(&image);
-    let reservation = Need::new(volume.geometry()).inode_chunk().reservation();
+    let reservation = ReservationBuilder::new(volume.geometry()).inode_chunk().build();
     let mut count = 0;
     let error = loop {
         let mut trans = Trans::start(&volume, reservation).unwrap();
@@ -403,11 +412,12 @@ fn no_more_inodes_than_allowed() {
 /// A history of eight threads got "no space" from a volume with plenty: the one free inode was still locked by who had
 /// freed it, for longer than 64 looks take.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_new_file_waits_for_an_inode_that_is_still_locked() {
     let image = Image::mkfs(300 << 20, &["-m", "rmapbt=0"]);
     let volume = open(&image);
     let root = volume.handle(volume.geometry().root).unwrap();
-    let time = Timestamp { secs: 1, nanos: 0 };
+    let time = Timestamp { seconds: 1, nanoseconds: 0 };
     let new = NewInode {
         mode: 0o100_644,
         umask: 0,
@@ -420,7 +430,7 @@ fn a_new_file_waits_for_an_inode_that_is_still_locked() {
     };
     let first = namespace::create(&volume, &root, b"first", &new).unwrap();
     namespace::remove(&volume, &root, b"first", Removal::File, time).unwrap();
-    let locked = first.entry().lock();
+    let locked = first.entry().ilock();
     let made = std::thread::scope(|scope| {
         let made =
             scope.spawn(|| namespace::create(&volume, &root, b"second", &new).map(|entry| entry.ino()));

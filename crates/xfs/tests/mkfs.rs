@@ -33,7 +33,10 @@ fn options() -> Options {
     uuid[8..].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
     // What the system's tools know; what is newer is asked of the newest, where a test says so.
     let features = Features::of_kernel("6.1").expect("a set");
-    Options { features, ..Options::new(Uuid(uuid), Timestamp { secs: 1_700_000_000, nanos: 123_456_789 }) }
+    Options {
+        features,
+        ..Options::new(Uuid(uuid), Timestamp { seconds: 1_700_000_000, nanoseconds: 123_456_789 })
+    }
 }
 
 /// A sparse file with a volume in it.
@@ -191,7 +194,7 @@ fn let_the_kernel_work(image: &Image, what: &str) {
     mount.unmount();
 }
 
-/// The volume opens here, for writing if it is written, and holds so many inodes.
+/// The volume opens here, for writing if it is written, and holds this many inodes.
 fn assert_opens(image: &Image, inodes: usize) {
     let device = FileOptions::new().sector_size(512).write(true).open(image.path()).unwrap();
     let writable = superblock_of(image).unwritable().is_empty();
@@ -270,6 +273,7 @@ fn features(change: impl FnOnce(&mut Features)) -> Options {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn every_size_of_block_inode_and_sector() {
     for (block, inode, sector) in [
         (1024, 512, 512),
@@ -301,6 +305,7 @@ fn every_size_of_block_inode_and_sector() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn every_feature_on_and_off() {
     let without_finobt = |f: &mut Features| (f.finobt, f.inobt_counts) = (false, false);
     for options in [
@@ -335,6 +340,7 @@ fn every_feature_on_and_off() {
 
 /// What every release since has made unasked, of every size.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_features_of_every_long_term_kernel() {
     for name in Features::KERNELS {
         let of =
@@ -348,6 +354,7 @@ fn the_features_of_every_long_term_kernel() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn groups_label_log_and_directory_blocks() {
     let with = |groups| Options { groups, ..options() };
     // Rounded sizes, a short last group, one that is left out.
@@ -366,6 +373,7 @@ fn groups_label_log_and_directory_blocks() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn volumes_from_the_smallest_to_100_tib() {
     let small = Options { small: true, ..options() };
     for (bytes, options) in [
@@ -388,6 +396,7 @@ fn volumes_from_the_smallest_to_100_tib() {
 /// The kernel is asked for the least log that it takes; the volume with that log, or with one that is a little
 /// larger, is mounted.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_least_log_is_one_that_the_kernel_mounts() {
     let mut shapes = Vec::new();
     for (block, inode, sector) in [
@@ -497,7 +506,7 @@ fn the_same_options_give_the_same_bytes_whatever_was_there() {
         }
     }
     // Another time or UUID is another volume.
-    let time = Timestamp { secs: 1, nanos: 0 };
+    let time = Timestamp { seconds: 1, nanoseconds: 0 };
     let other = plan(&Options { time, ..options }, bytes).unwrap();
     let device = new();
     format(&device, &other, Before::Zeroes).unwrap();
@@ -505,6 +514,7 @@ fn the_same_options_give_the_same_bytes_whatever_was_there() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_volume_over_old_content_is_sound() {
     let image = Image::blank_in(SHM, 310 * MIB);
     // An older volume with other groups, full of things.
@@ -560,6 +570,7 @@ fn what_the_device_cannot_hold_is_refused_before_anything_is_written() {
 
 /// Shapes of all sizes, beside those that `mkfs.xfs` would choose: groups, log, what inodes may take, and refusals.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn shapes_are_those_of_mkfs() {
     let seed = std::env::var("SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
     println!("SEED={seed}");

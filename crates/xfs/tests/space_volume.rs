@@ -9,11 +9,11 @@ use common::{Image, try_run};
 use std::sync::Arc;
 use xfs::Error;
 use xfs::agf;
-use xfs::alloc::{Purpose, Request, Run, Target};
+use xfs::alloc::{AgExtent, Purpose, Request, Target};
 use xfs::btree::Cursor;
 use xfs::defer;
 use xfs::trans::Trans;
-use xfs::trans::reservation::Need;
+use xfs::trans::reservation::ReservationBuilder;
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::ag::{AGF, AGFL, AgHeader, Agf, Agfl};
 use xfs_format::btree::{Bnobt, Cntbt};
@@ -24,19 +24,19 @@ fn open(image: &Image) -> Arc<Volume> {
     Volume::open(Arc::new(device), &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap()
 }
 
-/// The free extents of a group by both trees, and the blocks that are free and in the ring.
-fn free_runs(volume: &Volume, ag: AgNumber) -> (Vec<Run>, Vec<u32>) {
+/// The free extents of a group by both trees, and the blocks that are free and in the AGFL.
+fn free_runs(volume: &Volume, ag: AgNumber) -> (Vec<AgExtent>, Vec<u32>) {
     let geometry = volume.geometry();
     let roots = volume.group_space(ag).unwrap();
     let mut by_place = Vec::new();
     let mut cursor = Cursor::<Bnobt>::seek(volume.bufs(), geometry, ag, roots.bnobt, None).unwrap();
     while let Some(record) = cursor.next_record().unwrap() {
-        by_place.push(Run::new(record.startblock.get(), record.blockcount.get()));
+        by_place.push(AgExtent::new(record.startblock.get(), record.blockcount.get()));
     }
     let mut by_size = Vec::new();
     let mut cursor = Cursor::<Cntbt>::seek(volume.bufs(), geometry, ag, roots.cntbt, None).unwrap();
     while let Some(record) = cursor.next_record().unwrap() {
-        by_size.push(Run::new(record.startblock.get(), record.blockcount.get()));
+        by_size.push(AgExtent::new(record.startblock.get(), record.blockcount.get()));
     }
     by_size.sort();
     assert_eq!(by_place, by_size);
@@ -71,7 +71,11 @@ struct Churn {
 
 impl Churn {
     fn reservation(&self, blocks: u64) -> xfs::trans::reservation::Reservation {
-        Need::new(self.volume.geometry()).extents(6).frees(FREES_AT_ONCE as u64).blocks(blocks).reservation()
+        ReservationBuilder::new(self.volume.geometry())
+            .extents(6)
+            .frees(FREES_AT_ONCE as u64)
+            .blocks(blocks)
+            .build()
     }
 
     /// One transaction of a few allocations and freeings, committed or dropped.
@@ -105,7 +109,7 @@ impl Churn {
             } else if !held.is_empty() {
                 let (start, len) = held.swap_remove(self.rng.usize(..held.len()));
                 let part = if self.rng.bool() { len } else { self.rng.u32(1..=len) };
-                defer::free_later(&mut trans, InodeNumber(0), start, part, None).unwrap();
+                defer::defer_free(&mut trans, InodeNumber(0), start, part, None).unwrap();
                 if part < len {
                     held.push((FsBlock(start.0 + u64::from(part)), len - part));
                 }
@@ -144,7 +148,7 @@ impl Churn {
         while !self.held.is_empty() {
             let mut trans = Trans::start(&self.volume, self.reservation(0)).unwrap();
             for (start, len) in self.held.drain(..self.held.len().min(FREES_AT_ONCE)) {
-                defer::free_later(&mut trans, InodeNumber(0), start, len, None).unwrap();
+                defer::defer_free(&mut trans, InodeNumber(0), start, len, None).unwrap();
             }
             trans.commit().unwrap();
         }
@@ -213,17 +217,20 @@ fn threads(bytes: u64, args: &[&str], count: u64, steps: u32) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn threads_in_four_groups() {
     threads(300 << 20, &["-m", "rmapbt=0", "-d", "agcount=4"], 4, 1000);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn threads_that_fill_the_volume() {
     threads(64 << 20, &["--unsupported", "-b", "size=1024", "-m", "rmapbt=0", "-d", "agcount=2"], 4, 1000);
 }
 
 /// Nothing is closed: the kernel replays what the log holds, and both see the same free space afterwards.
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn the_kernel_replays_allocations() {
     let image = Image::mkfs(300 << 20, &["-b", "size=1024", "-m", "rmapbt=0"]);
     let volume = open(&image);
@@ -293,11 +300,13 @@ fn filled(args: &[&str]) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_full_volume_with_reserves() {
     filled(&["-m", "rmapbt=0,reflink=1,finobt=1"]);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_full_volume_without_reserves() {
     filled(&["-b", "size=1024", "-m", "rmapbt=0,reflink=0,finobt=0,inobtcount=0"]);
 }
@@ -305,11 +314,13 @@ fn a_full_volume_without_reserves() {
 const PLAIN: [&str; 2] = ["-m", "rmapbt=0,reflink=1,finobt=1"];
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_of_four_kib() {
     churn(300 << 20, &PLAIN, 2400);
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn blocks_of_one_kib_in_small_groups() {
     churn(
         64 << 20,

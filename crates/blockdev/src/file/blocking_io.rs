@@ -1,7 +1,7 @@
-//! Whole requests out of system calls that may do less than they were asked for.
+//! Whole requests from system calls that may transfer less than was asked for.
 //!
-//! Direct transfers need aligned buffers: others go piecewise through one aligned buffer per thread. They go on at whole
-//! sectors only: what a call did of a further one is done again.
+//! Direct transfers need aligned buffers. Other buffers go piecewise through an aligned buffer of the thread. A request
+//! continues at a whole sector: a part of a sector is transferred again.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::{AlignedBuf, DeviceError, Durability};
 const BOUNCE_BYTES: usize = 256 * 1024;
 /// Address alignment that every host accepts for direct transfers.
 const DIRECT_ALIGN: usize = 4096;
-/// So many calls in a row may do less than one sector each.
+/// This many calls in a row may transfer less than a sector each.
 const FRUITLESS_MAX: u32 = 8;
 
 thread_local! {
@@ -52,11 +52,11 @@ impl Calls for File {
     }
 }
 
-/// How far a request is.
+/// The progress of a request.
 pub(crate) struct Progress {
     len: usize,
     done: usize,
-    /// What calls must begin at a multiple of.
+    /// Calls must begin at a multiple of this.
     unit: usize,
     fruitless: u32,
 }
@@ -67,7 +67,7 @@ impl Progress {
         Self { len, done: 0, unit, fruitless: 0 }
     }
 
-    /// Bytes that are done, whole units but for the last.
+    /// Bytes that are done: whole units, except at the end.
     pub(crate) fn done(&self) -> usize {
         self.done
     }
@@ -76,7 +76,7 @@ impl Progress {
         self.done == self.len
     }
 
-    /// Counts what a call did that began where [`done`](Self::done) said; `false`: there is no getting on.
+    /// Counts what a call transferred that began at [`done`](Self::done). `false`: there is no progress.
     pub(crate) fn advance(&mut self, bytes: usize) -> bool {
         let total = (self.done + bytes).min(self.len);
         let whole = if total == self.len { total } else { total & !(self.unit - 1) };
@@ -157,7 +157,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Makes completed writes durable; a device that has no flush says so and is believed.
+/// Makes completed writes durable. A device without a flush is no error.
 pub(super) fn flush(file: &impl Calls) -> Result<(), DeviceError> {
     sync(file).map_err(|e| DeviceError::io("flush", 0, 0, e))
 }
@@ -169,12 +169,13 @@ fn sync(file: &impl Calls) -> Result<(), Errno> {
     }
 }
 
-/// Whether a host says so that a file cannot be flushed.
+/// Whether this error says that the file cannot be flushed.
 pub(crate) fn has_no_flush(e: Errno) -> bool {
     matches!(e, Errno::INVAL | Errno::NOTSUP)
 }
 
-/// Whether a host says so that it knows no durable writes. What is wrong with the request besides, a plain one shows.
+/// Whether this error says that the host has no durable writes. If the request is wrong in another way, a plain write
+/// shows it.
 pub(crate) fn has_no_fua(e: Errno) -> bool {
     matches!(e, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)
 }
@@ -201,10 +202,10 @@ mod tests {
 
     const SECTOR: u32 = 512;
 
-    /// A host that does less than it was asked for, and nothing at an unaligned place.
+    /// A host that transfers less than it was asked for, and nothing at an unaligned place.
     struct Meager {
         bytes: RefCell<Vec<u8>>,
-        /// What each call does at most, in turn.
+        /// The most that each call transfers, in turn.
         at_most: Vec<usize>,
         calls: Cell<usize>,
         fua: Result<(), Errno>,
@@ -260,7 +261,7 @@ mod tests {
         }
     }
 
-    /// Behind a count of bytes that was no whole sectors, the next call began in the middle of one, and failed.
+    /// After a count that was not whole sectors, the next call began in the middle of a sector, and failed.
     #[test]
     fn a_transfer_goes_on_where_a_sector_begins() {
         for at_most in [&[700, 5000, 100, 512][..], &[511, 4097], &[1 << 19]] {
@@ -277,7 +278,7 @@ mod tests {
         }
     }
 
-    /// A host that does a part of a sector for ever, or nothing, is told of.
+    /// A host that never completes a sector is reported.
     #[test]
     fn no_transfer_goes_on_for_ever() {
         for at_most in [0, 1, 511] {

@@ -1,4 +1,4 @@
-//! What the host says about a file: its kind, size, sectors, and whether it can be read past the page cache.
+//! What the host says about a file: its kind, size and sectors, and whether direct I/O works.
 
 use std::fs::File;
 use std::io;
@@ -68,13 +68,13 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
     Ok(Opened { file, storage, is_block, sector_min, direct_unit })
 }
 
-/// How many bytes a file or a block device has. Whoever writes it asks behind the lock: another writer may have changed that
-/// before.
+/// How many bytes a file or a block device has. Writers ask after they have the lock: another writer may have changed
+/// it before.
 pub(crate) fn size(file: &File) -> Result<u64, DeviceError> {
     rustix::fs::seek(file, SeekFrom::End(0)).map_err(|e| DeviceError::setup("asking for the size", e))
 }
 
-/// Where the first data from a byte on are. `None`: only a hole comes, or the end.
+/// The first data at or after a byte. `None`: the rest is a hole.
 pub(crate) fn next_data(file: &File, from: u64) -> Option<u64> {
     match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(at) => Some(at),
@@ -83,13 +83,12 @@ pub(crate) fn next_data(file: &File, from: u64) -> Option<u64> {
     }
 }
 
-/// Where the next hole from a byte on is; the end is one. `None`: the host does not say.
+/// The next hole at or after a byte; the end counts as one. `None`: the host does not say.
 pub(crate) fn next_hole(file: &File, from: u64) -> Option<u64> {
     rustix::fs::seek(file, SeekFrom::Hole(from)).ok()
 }
 
-/// Whether a disk, which may be opened for writing all the same, takes no write: a loop device of a file that only is read, a
-/// write-protected card.
+/// Whether a disk refuses writes though it can be opened for writing: a read-only loop device, a write-protected card.
 fn is_read_only(storage: Storage) -> bool {
     let Storage::Disk(number) = storage else { return false };
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -97,8 +96,8 @@ fn is_read_only(storage: Storage) -> bool {
     said.is_ok_and(|said| said.trim() == "1")
 }
 
-/// Whether a disk has durable writes that spare a flush: because it knows them, or has no cache that would have to be
-/// flushed. Of a file nobody knows; there a flush serves many.
+/// Whether a disk has durable writes that are cheaper than a flush: it supports them, or has no cache. For a file
+/// this is unknown, and one flush serves many writes.
 pub(crate) fn has_fua(storage: Storage) -> bool {
     let Storage::Disk(number) = storage else { return false };
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -113,14 +112,14 @@ pub(crate) fn has_fua(storage: Storage) -> bool {
     is("fua", "1") || is("write_cache", "write through")
 }
 
-/// Sees to it, before a file is opened for writing, that nobody else has opened or locked it so: once it is open, one of
-/// them is this process. Gives the device and inode number of the file that was looked at.
+/// Checks, before a file is opened for writing, that no one else has it open for writing or locked: once it is open,
+/// this process is one of them. Gives the device and inode number of the file that was looked at.
 fn others_are_out(
     path: &Path,
     is_block: bool,
     open_with: impl Fn(OFlags) -> Result<OwnedFd, Errno>,
 ) -> Result<Option<(u64, u64)>, DeviceError> {
-    // Whoever may not read it hears so when it is opened in earnest.
+    // If we may not read it, the open below reports that.
     let Ok(fd) = open_with(OFlags::CLOEXEC | OFlags::NONBLOCK) else { return Ok(None) };
     let file = File::from(fd);
     if is_block {
@@ -145,8 +144,7 @@ pub(crate) fn keep_others_out(opened: &Opened, path: &Path) -> Result<Lock, Devi
     Ok(lock)
 }
 
-/// Whoever had the lock before may have removed the file, or put another one in its place: what is written to it then is
-/// nobody's.
+/// The last holder of the lock may have removed or replaced the file: then writes to it would be lost.
 pub(crate) fn is_still_there(path: &Path, opened: Storage) -> Result<(), DeviceError> {
     let now = rustix::fs::stat(path).map(|stat| Storage::File(stat.st_dev, stat.st_ino));
     if now == Ok(opened) { Ok(()) } else { Err(DeviceError::Replaced) }

@@ -15,9 +15,9 @@ use crate::check::Geometry;
 use crate::flushes::Flushes;
 use crate::lock::{self, Lock};
 use crate::uring::UringQueue;
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place, Storage};
+use crate::{BlockDevice, BlockingQueue, DeviceError, DevicePlace, Durability, IoQueue, Storage};
 
-/// How the host carries out requests.
+/// How the host transfers data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostIo {
     /// Straight to the storage (O_DIRECT).
@@ -26,7 +26,7 @@ pub enum HostIo {
     Buffered,
 }
 
-/// What stands behind [`BlockDevice::queue`] of a [`FileDevice`].
+/// How the queues of a [`FileDevice`] work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueueKind {
     /// io_uring where the host has it, else blocking calls.
@@ -68,22 +68,23 @@ impl FileOptions {
         Self::default()
     }
 
-    /// For a file in memory (tmpfs), of which the device is much as a [`MemoryDevice`](crate::MemoryDevice), whatever others do
-    /// with the file: reading only, by blocking calls through the page cache. Durable writes spare a flush, and nothing waits
-    /// for one, unless the file is not in memory after all.
+    /// For a file in memory (tmpfs): almost a [`MemoryDevice`](crate::MemoryDevice), and safe whatever others do with
+    /// the file. Reading only, by blocking calls through the page cache. Durable writes need no flush, unless the file
+    /// turns out not to be in memory.
     pub fn in_memory() -> Self {
         Self { direct: false, queue: QueueKind::Blocking, in_memory: true, ..Self::default() }
     }
 
-    /// Whether writes are allowed; what anybody else has open for writing or locked is refused with
-    /// [`DeviceError::Locked`], or with [`DeviceError::Attached`] where it is known as which loop device.
+    /// Whether writes are allowed; a file that someone else has open for writing or locked is refused
+    /// with [`DeviceError::Locked`], or with [`DeviceError::Attached`] if the loop device is known.
     pub fn write(mut self, write: bool) -> Self {
         self.write = write;
         self
     }
 
-    /// Whether other processes that ask for the lock write it while it is open for reading: if they are kept out, what one
-    /// of them is writing is refused with [`DeviceError::BeingWritten`], and they are with [`DeviceError::BeingRead`].
+    /// Whether to keep writers out while it is open for reading. Then a file that is being written is refused with
+    /// [`DeviceError::BeingWritten`], and writers are refused with [`DeviceError::BeingRead`]. Programs that take no
+    /// lock are not kept out.
     pub fn keep_writers_out(mut self, keep_out: bool) -> Self {
         self.keep_writers_out = keep_out;
         self
@@ -102,7 +103,7 @@ impl FileOptions {
         self
     }
 
-    /// What queues are made of.
+    /// How queues are made.
     pub fn queue_kind(mut self, kind: QueueKind) -> Self {
         self.queue = kind;
         self
@@ -113,7 +114,8 @@ impl FileOptions {
         let path = path.as_ref();
         let opened = host::open(path, self.write, self.direct)?;
         let has_fua = self.write && (self.in_memory || host::has_fua(opened.storage));
-        let has_write_cache = !(self.in_memory && host::is_tmpfs(&opened.file));
+        let is_in_memory = host::is_tmpfs(&opened.file);
+        let has_write_cache = !(self.in_memory && is_in_memory);
         let lock = match (self.write, self.keep_writers_out) {
             (true, _) => Some(host::keep_others_out(&opened, path)?),
             (false, true) => lock::lock_for_reading(&opened.file, opened.storage)?,
@@ -146,6 +148,7 @@ impl FileOptions {
             read_only,
             has_fua,
             has_write_cache,
+            is_in_memory,
             queue,
             flushes,
         })
@@ -164,6 +167,7 @@ pub struct FileDevice {
     read_only: bool,
     has_fua: bool,
     has_write_cache: bool,
+    is_in_memory: bool,
     queue: QueueKind,
     flushes: Arc<Flushes>,
 }
@@ -189,34 +193,46 @@ impl FileDevice {
         host::size(&self.file)
     }
 
-    /// The first byte from `from` on that the host keeps anywhere: all before it reads as zeroes. `None`: none does. A host
-    /// that does not tell keeps all.
+    /// The first byte from `from` on that is not in a hole. `None`: the rest is a hole. If the host does not say, there
+    /// are no holes.
     pub fn next_data(&self, from: u64) -> Option<u64> {
         host::next_data(&self.file, from)
     }
 
-    /// Fails with [`DeviceError::Replaced`] if the file has no longer this name, and what was written is nobody's.
+    /// Fails with [`DeviceError::Replaced`] if the file no longer has this name, so that writes to it are lost.
     pub fn check_name(&self, path: &Path) -> Result<(), DeviceError> {
         host::is_still_there(path, self.storage)
     }
 
-    /// Makes the file so long, and gives a device of that size: a device keeps the one that it was opened with. Both hold the
-    /// lock, so that nobody else writes the file between them.
+    /// Sets the file's length, and gives a device of that size: a device keeps the size that it was opened with. Both
+    /// hold the lock, so that no one else writes the file in between.
     pub fn with_length(&self, bytes: u64) -> Result<Self, DeviceError> {
         let failed = |e| DeviceError::setup("setting the file's length", e);
         let file = self.file.try_clone().map_err(failed)?;
         file.set_len(bytes).map_err(failed)?;
         let geometry = Geometry::new(bytes, self.sector_size())?;
         let (lock, flushes) = (self.lock.clone(), Arc::clone(&self.flushes));
-        let Self { storage, io, read_only, has_fua, has_write_cache, queue, .. } = *self;
-        Ok(Self { lock, file, storage, geometry, io, read_only, has_fua, has_write_cache, queue, flushes })
+        let Self { storage, io, read_only, has_fua, has_write_cache, is_in_memory, queue, .. } = *self;
+        Ok(Self {
+            lock,
+            file,
+            storage,
+            geometry,
+            io,
+            read_only,
+            has_fua,
+            has_write_cache,
+            is_in_memory,
+            queue,
+            flushes,
+        })
     }
 
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Its flushes and durable writes.
+    /// The file's flushes and durable writes.
     pub(crate) fn flushes(&self) -> &Flushes {
         &self.flushes
     }
@@ -255,8 +271,12 @@ impl BlockDevice for FileDevice {
         true
     }
 
-    fn place(&self) -> Place {
-        Place { storage: self.storage, start: 0, len: self.size() }
+    fn is_in_memory(&self) -> bool {
+        self.is_in_memory
+    }
+
+    fn place(&self) -> DevicePlace {
+        DevicePlace { storage: self.storage, start: 0, len: self.size() }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
@@ -299,6 +319,24 @@ mod tests {
     use crate::AlignedBuf;
     use std::io;
 
+    /// A queue of io_uring hands reads of such a file to threads of its own, which takes longer than the copy.
+    #[test]
+    fn a_file_on_tmpfs_is_in_memory() {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let device = FileOptions::new().open(file.path()).unwrap();
+        assert_eq!(device.is_in_memory(), host::is_tmpfs(file.as_file()));
+        let is_in_memory = device.is_in_memory();
+        let device: Arc<dyn BlockDevice> = Arc::new(device);
+        let part = crate::Window::new(crate::Caught::before(Arc::clone(&device)), 4096, None).unwrap();
+        assert_eq!(part.is_in_memory(), is_in_memory);
+        assert!(!crate::Counter::new(device).is_in_memory(), "whatever a wrapper does takes its time");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let device = FileOptions::new().open(file.path()).unwrap();
+        assert_eq!(device.is_in_memory(), host::is_tmpfs(file.as_file()));
+    }
+
     #[test]
     fn holes_are_passed_over() {
         let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
@@ -312,7 +350,7 @@ mod tests {
         assert_eq!(device.next_data(1 << 41), None);
     }
 
-    /// Whatever the system says then, which has told it once and does not tell it again.
+    /// Even if the system, which reports an error once, now says that all is well.
     #[test]
     fn after_a_failed_flush_nothing_is_durable_any_more() {
         let file = tempfile::NamedTempFile::new().unwrap();

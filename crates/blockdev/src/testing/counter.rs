@@ -1,4 +1,4 @@
-//! Counts what passes through to a device, by calls and by queues alike.
+//! Counts the requests to a device, of calls and of queues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! A device whose requests take their time: a while, or until they are released.
+//! A device that delays its requests: for a while, or until they are released.
 //!
 //! A blocking call waits in its thread. A queue's requests wait without one: they stay in flight until their time
 //! has come, so that tests can look at what else goes on meanwhile.
@@ -230,7 +230,7 @@ impl IoQueue for DelayQueue {
                 done(completion);
             }
             let Some(first) = self.held.front().filter(|_| count < min) else { return Ok(count) };
-            // One request's turn may come before another's of the other kind: look at all again after a while.
+            // A request of another kind may be due earlier: look at all of them again after a while.
             let state = self.device.state();
             let pause = Duration::from_millis(1);
             let time = DelayDevice::remaining(state.delay[first.op() as usize], first.since);

@@ -46,7 +46,7 @@ impl fmt::Debug for Effect {
 /// What comes after the first chosen request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeat {
-    /// All is well again.
+    /// Later requests succeed.
     Once,
     /// Every later request of the kind meets the same effect.
     Sticky,
@@ -63,7 +63,7 @@ pub struct Fault {
     pub nth: u64,
     /// What happens.
     pub effect: Effect,
-    /// And after that.
+    /// What happens after that.
     pub repeat: Repeat,
 }
 

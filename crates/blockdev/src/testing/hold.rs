@@ -1,4 +1,5 @@
-//! A device that holds chosen requests back until it is told to let them go, so that a test decides what comes between.
+//! A device that holds chosen requests back until a test releases them, so that the test decides what happens in
+//! between.
 //!
 //! Invariants: a write is held before the device below has it, a read with its bytes and a flush with its answer, so that
 //! what comes meanwhile comes after them; a request that was held stays so until [`HoldDevice::release`], whatever is
@@ -24,7 +25,7 @@ pub struct HoldDevice {
 struct State {
     chosen: Option<Chosen>,
     waiting: usize,
-    /// How often all were let go.
+    /// How often all were released.
     releases: u64,
 }
 
@@ -49,7 +50,7 @@ impl HoldDevice {
         });
     }
 
-    /// Lets go of all, and holds nothing back any more.
+    /// Releases all requests, and holds none back any more.
     pub fn release(&self) {
         let mut state = self.state();
         (state.chosen, state.waiting) = (None, 0);
@@ -80,7 +81,7 @@ impl HoldDevice {
         self.changed.wait_while(state, condition).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request comes by.
+    /// A request arrives.
     fn comes(&self, op: Op, offset: u64) {
         let mut state = self.state();
         if !state.chosen.as_mut().is_some_and(|chosen| chosen(op, offset)) {

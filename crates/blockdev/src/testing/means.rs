@@ -1,14 +1,13 @@
-//! A device that says which means it has: whoever writes to one without durable writes, or without a write cache, goes about
-//! its flushes in another way.
+//! A device with other capabilities: a caller flushes in another way if there are no durable writes, or no write cache.
 //!
-//! It only says so. Requests and queues are those of the device below, and what a power cut may take is as much as it was:
-//! whoever is told that nothing waits for a flush may share none, and still has to ask for it.
+//! Only the answers change. Requests and queues are those of the device below, and a power cut may lose as much as
+//! before: a caller who is told that nothing waits for a flush need not share one, but still has to ask for it.
 
 use std::sync::Arc;
 
 use crate::{BlockDevice, DeviceError, IoQueue, Layer};
 
-/// What a device has.
+/// The capabilities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Means {
     /// Durable writes that spare a flush ([`BlockDevice::has_fua`]).
@@ -26,7 +25,7 @@ impl Means {
         Self { fua: false, write_cache: false },
     ];
 
-    /// `device`, as one that has these means, and of durable writes no more than it has itself.
+    /// `device` with these capabilities. It cannot gain durable writes that it does not have.
     pub fn of(self, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
         Arc::new(Limited { device, means: self })
     }

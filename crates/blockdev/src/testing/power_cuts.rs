@@ -1,8 +1,8 @@
 //! The images that power cuts leave of a recorded run, one after the other on one device.
 //!
-//! Cuts come in the order of time. What can no longer be lost at a cut, and is no write behind one that can be, is
-//! written for good; the rest is written for one image and taken back. So an image costs what lies between the cuts,
-//! not what the run has written.
+//! Cuts come in the order of time. A write that can no longer be lost is written for good, unless it follows one
+//! that can be lost. The rest is written for one image and taken back. So an image costs what lies between the cuts,
+//! not what the whole run has written.
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ impl<'a> PowerCuts<'a> {
         self.begun().filter(|(_, durable)| !durable).map(|(write, _)| write)
     }
 
-    /// Sets a mark on the device and makes an image behind it: `choose` says what becomes of each write in doubt.
+    /// Sets a mark on the device and makes an image after it. `choose` decides about each write in doubt.
     pub fn make(&self, mut choose: impl FnMut(&WriteRecord) -> Fate) -> Result<(), DeviceError> {
         self.device.mark();
         for (write, durable) in self.begun() {

@@ -90,7 +90,7 @@ impl Recorder {
         }
     }
 
-    /// A moment that nothing else has, between what happened before it and what happens later.
+    /// A new point in time, after all that happened before and before all that happens later.
     pub fn moment(&self) -> u64 {
         self.log().tick()
     }
@@ -253,7 +253,7 @@ impl Layer for Recorder {
     }
 }
 
-/// A request below carries, as its tag, the index of its entry in `pending`.
+/// The tag of a request below is the index of its entry in `pending`.
 struct RecordingQueue {
     inner: Box<dyn IoQueue>,
     recorder: Arc<Recorder>,

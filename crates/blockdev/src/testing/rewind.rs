@@ -72,7 +72,7 @@ impl Layer for Rewind {
         if let Some(pages) = marks.last_mut() {
             self.keep(pages, offset, buf.len())?;
         }
-        // Under the lock, so that nobody keeps what is written half.
+        // Under the lock, so that no page is kept half written.
         self.inner.write(offset, buf, durability)
     }
 }

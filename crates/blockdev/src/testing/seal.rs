@@ -1,4 +1,4 @@
-//! A device that nobody has any business to change from some moment on: a volume on it was closed.
+//! A device that must not change from some moment on, as a volume on it was closed.
 //!
 //! Invariant: a write or a flush that comes after [`SealDevice::seal`] fails, and is told by
 //! [`SealDevice::assert_kept`], whatever became of the error.
@@ -17,7 +17,7 @@ pub struct SealDevice {
 #[derive(Debug, Default)]
 struct State {
     sealed: bool,
-    /// What came nevertheless.
+    /// Writes and flushes that came nevertheless.
     broken: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ impl SealDevice {
         Self { inner, state: Mutex::default() }
     }
 
-    /// From here on nobody writes or flushes.
+    /// From here on writes and flushes are refused.
     pub fn seal(&self) {
         self.state().sealed = true;
     }
@@ -37,7 +37,7 @@ impl SealDevice {
         self.state().broken.clone()
     }
 
-    /// Panics if anybody wrote or flushed since it was sealed, or it was not sealed.
+    /// Panics if there was a write or flush since it was sealed, or if it was not sealed.
     pub fn assert_kept(&self) {
         let state = self.state();
         assert!(state.sealed, "the device was never sealed");

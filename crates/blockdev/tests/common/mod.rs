@@ -1,5 +1,4 @@
 //! What the tests of several devices share: a seeded generator and the comparison with a model.
-#![allow(dead_code)] // each test file uses its part
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
 //! One file that is read and written through its pages.
 //!
 //! Invariants:
-//! - a request holds its bytes from before its first look at a page until after its last. Whoever finds under their hold
-//!   that the file is cached goes by its pages; this changes only while all of the file is held exclusively;
+//! - a request holds its bytes from before its first look at a page until after its last. If it finds under its hold
+//!   that the file is cached, it uses the pages; this changes only while all of the file is held exclusively;
 //! - all of a read comes from one hold, and so does all of a write;
-//! - a block becomes dirty when all is there that its write-back needs: space that was reserved, space that was allocated
-//!   and not written yet, or space to be copied to. So a lack of space is told to who writes.
+//! - a block becomes dirty only when everything is there that its write-back needs: reserved space, unwritten space, or
+//!   staged space for a copy. So the writer is told of a lack of space.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use super::failures::{Failures, SyncCursor};
 use super::pages::Pages;
 use super::pool::{CachedFile, NO_TICKET, PageCache};
 use super::streams::Streams;
-use crate::direct::{Kind, Outcome};
+use crate::direct::{FileResult, Kind};
 use crate::lock::Held;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::testing::{CHANGE, point};
@@ -25,27 +25,29 @@ use crate::{DelayedAllocation, DirectFile, FILE_END_MAX, FileError};
 
 /// See above. Any number of threads may use it at once.
 #[derive(Debug)]
+// Every request reads this, so it has cache lines apart from its reference count.
+#[repr(align(128))]
 pub struct BufferedFile<M: DelayedAllocation + 'static> {
     pub(super) file: Arc<DirectFile<M>>,
     pub(super) pages: Pages,
-    /// Whether requests go by the pages.
+    /// Whether requests use the pages.
     pub(super) is_cached: AtomicBool,
     /// How many have asked for the file not to be cached.
     pub(super) passers: Mutex<usize>,
-    /// Held by who makes the file longer, so that they wait for each other and for nobody else.
+    /// Held while the file is being extended, so that extending threads wait for each other and for nobody else.
     pub(super) ends: Mutex<()>,
-    /// Pages that are being written back; taken behind the range.
+    /// Pages that are being written back. Taken after the range.
     pub(super) flushing: RangeLock,
-    /// Held by who tells the map what was written back: the end moves only over what all was.
+    /// Held while the map is told what was written back, so that the end moves only over bytes that all were written.
     pub(super) telling: Mutex<()>,
     pub(super) failures: Failures,
-    /// Reads that found nothing in memory, and what was read then.
+    /// Reads that found nothing in memory, and what was read for them.
     pub(super) streams: Streams,
-    /// Whether the map was told that the file ends elsewhere in memory.
+    /// Whether the map was told another size than that on the device.
     pub(super) is_ahead: AtomicBool,
-    /// Whether somebody holds the end of the file to change it; changed with `telling` held.
+    /// Whether somebody holds the end of the file in order to change it. Changed with `telling` held.
     pub(super) is_end_held: AtomicBool,
-    /// In the line of those that wait to be written back.
+    /// Its ticket in the queue of files that wait for write-back.
     ticket: AtomicU64,
     pub(super) this: Weak<Self>,
 }
@@ -71,8 +73,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         })
     }
 
-    /// The file past its pages. Who uses it holds what they are about to change
-    /// ([`hold_to_change`](Self::hold_to_change)) or read ([`hold_within`](Self::hold_within)).
+    /// The file without its pages. Users hold what they are about to change ([`hold_to_change`](Self::hold_to_change))
+    /// or read ([`hold_within`](Self::hold_within)).
     pub fn file(&self) -> &Arc<DirectFile<M>> {
         &self.file
     }
@@ -82,10 +84,10 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.file.map()
     }
 
-    /// Size of the file in bytes, which may be ahead of what the device says.
+    /// Size of the file in bytes. It may be ahead of the size on the device.
     pub fn size(&self) -> u64 {
         if self.is_cached() {
-            // What is not cached any more ends where the device says.
+            // A file that is no longer cached has the size on the device.
             let size = self.pages.size();
             if self.is_cached() {
                 return size;
@@ -94,7 +96,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.map().size()
     }
 
-    /// Where somebody stands who is to be told of write-back that fails from now on.
+    /// A cursor for write-back failures from now on.
     pub fn sync_cursor(&self) -> SyncCursor {
         self.failures.cursor()
     }
@@ -104,7 +106,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.is_cached.load(Ordering::Acquire)
     }
 
-    /// Has requests go by the pages from now on, if nobody asked for the contrary.
+    /// Makes requests use the pages from now on, unless somebody has asked for the opposite.
     #[cold]
     pub(super) fn begin_caching(&self) -> bool {
         point(CHANGE);
@@ -112,7 +114,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.cache_held()
     }
 
-    /// The same for a reader, who waits for nobody: also not if somebody is in the way.
+    /// The same for a reader, who does not wait, and gives up if somebody is in the way.
     #[cold]
     fn begin_caching_to_read(&self) -> bool {
         let lock = self.file.lock();
@@ -120,7 +122,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         token.map(|token| Held::new(lock, token)).is_some_and(|_held| self.cache_held())
     }
 
-    /// Whether who reads brings pages into memory, from now on if not before.
+    /// Whether reads bring pages into memory, perhaps only from now on.
     pub(super) fn caches_to_read(&self) -> bool {
         self.is_cached() || (*self.passers.lock() == 0 && self.begin_caching_to_read())
     }
@@ -138,9 +140,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         true
     }
 
-    /// Reads from byte `offset` on until `buf` is full or the file ends; gives the number of bytes. What is not in memory
-    /// comes there, with what may be wanted next.
-    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+    /// Reads from byte `offset` on until `buf` is full or the file ends. Returns the number of bytes. What is not in
+    /// memory is brought there, with readahead.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> FileResult<usize, M> {
         let Some(range) = self.file.read_range(offset, buf.len()) else { return Ok(0) };
         self.pages.prefetch(offset, buf.len());
         for _ in 0..3 {
@@ -159,7 +161,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
                 return Ok(len);
             }
             if self.is_hole(offset + done as u64..offset + len as u64)? {
-                // Nothing to bring into memory.
+                // There is nothing to bring into memory.
                 return self.read_held(offset, &mut buf[..len]);
             }
             drop(held);
@@ -170,13 +172,13 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.read_past(offset, buf)
     }
 
-    /// Reads what is in memory from there, and the rest from the device, which stays where it is.
-    pub fn read_past(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+    /// Reads what is in memory from there, and the rest from the device without caching it.
+    pub fn read_past(&self, offset: u64, buf: &mut [u8]) -> FileResult<usize, M> {
         let Some(range) = self.file.read_range(offset, buf.len()) else { return Ok(0) };
-        let seen = self.file.foresee(offset, false);
+        let prefetched = self.file.prefetch(offset, false);
         let _held = self.file.lock().hold(range, Mode::Shared);
         if !self.is_cached() {
-            return self.file.read_held(offset, buf, seen);
+            return self.file.read_held(offset, buf, prefetched);
         }
         match self.read_len(offset, buf.len()) {
             Some(len) => self.read_held(offset, &mut buf[..len]),
@@ -184,14 +186,14 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    /// A read behind the end of the file: that it had, unless it has ended altogether.
+    /// A read past the end of the file: returns 0, unless the file itself has ended.
     #[cold]
-    fn read_nothing(&self, offset: u64) -> Outcome<usize, M> {
+    fn read_nothing(&self, offset: u64) -> FileResult<usize, M> {
         self.file.check_read(offset).map(|()| 0)
     }
 
-    /// As [`read_past`](Self::read_past), of bytes that the caller holds.
-    pub fn read_while_held(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+    /// Like [`read_past`](Self::read_past), for bytes that the caller holds.
+    pub fn read_while_held(&self, offset: u64, buf: &mut [u8]) -> FileResult<usize, M> {
         if !self.is_cached() {
             return self.file.read_while_held(offset, buf);
         }
@@ -201,14 +203,14 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    /// How much of a read lies before the end of the file, of which something is held.
+    /// How much of a read lies before the end of the file, some of which is held.
     fn read_len(&self, offset: u64, len: usize) -> Option<usize> {
         let left = self.pages.size().checked_sub(offset).filter(|left| *left > 0)?;
         Some(left.min(len as u64) as usize)
     }
 
     /// A read before the end of the file, of bytes that are held.
-    fn read_held(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+    fn read_held(&self, offset: u64, buf: &mut [u8]) -> FileResult<usize, M> {
         let end = offset + buf.len() as u64;
         let mut at = offset;
         while at < end {
@@ -227,8 +229,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(buf.len())
     }
 
-    /// Bytes that are held and in no page, before the end of the file.
-    fn read_absent(&self, offset: u64, buf: &mut [u8]) -> Outcome<(), M> {
+    /// Reads bytes that are held and in no page, before the end of the file.
+    fn read_absent(&self, offset: u64, buf: &mut [u8]) -> FileResult<(), M> {
         let mut done = 0;
         while done < buf.len() {
             let run = self.file.run_to_read(offset + done as u64)?;
@@ -243,32 +245,32 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.file.check_read(offset)
     }
 
-    /// Writes `buf` at byte `offset`, wherever that is, into pages; gives the number of bytes, which is all of them. It gets
-    /// to the device later. That there is too little space for it comes here.
-    pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    /// Writes `buf` at any byte `offset`, into pages. Returns the number of bytes, which is all of them. They are
+    /// written to the device later. Lack of space is reported here.
+    pub fn write_at(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
         self.pages.prefetch(offset, buf.len());
         let has_room = self.make_room_for(&(offset..end));
         match self.with_room(|| self.try_write(offset, buf, end, has_room)) {
-            // Past the pages it takes less: the map is told of all of it at once.
+            // Bypassing the pages takes less space, because the map is told everything at once.
             Err(FileError::Map { source, .. }) if M::lacks_space(&source) => self.try_write_past(offset, buf),
             written => written,
         }
     }
 
-    /// Waits until a write to `range` may make pages dirty, unless it makes none; `false` if that was in vain.
+    /// Waits until a write to `range` may make pages dirty, unless it makes none. Returns `false` if that was in vain.
     #[inline]
     fn make_room_for(&self, range: &Range<u64>) -> bool {
         self.pages.pool().make_room(|| !(self.goes_past() || self.is_dirty_now(range.clone())))
     }
 
-    /// Whether what is written goes past the pages now, as while there is a queue of the file.
+    /// Whether writes bypass the pages now, as they do while there is a queue for the file.
     #[cold]
     fn goes_past(&self) -> bool {
         !self.is_cached() && *self.passers.lock() > 0
     }
 
-    /// Whether all of `range` is dirty, and nobody is at work on it.
+    /// Whether all of `range` is dirty and nobody is using it.
     #[cold]
     fn is_dirty_now(&self, range: Range<u64>) -> bool {
         let lock = self.file.lock();
@@ -280,33 +282,33 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     /// See [`PageCache::with_room`].
-    pub(super) fn with_room<T>(&self, attempt: impl Fn() -> Outcome<T, M>) -> Outcome<T, M> {
+    pub(super) fn with_room<T>(&self, attempt: impl Fn() -> FileResult<T, M>) -> FileResult<T, M> {
         self.pages.pool().with_room(
             attempt,
             |error| matches!(error, FileError::Map { source, .. } if M::lacks_space(source)),
         )
     }
 
-    /// Writes `buf` behind the end of the file; gives the byte where it begins. Of any number of threads that do so, all
-    /// find a place of their own.
-    pub fn append(&self, buf: &[u8]) -> Outcome<u64, M> {
+    /// Writes `buf` at the end of the file. Returns the byte where it begins. Concurrent calls all get places of their
+    /// own.
+    pub fn append(&self, buf: &[u8]) -> FileResult<u64, M> {
         match self.append_in_memory(buf) {
             Err(FileError::Map { source, .. }) if M::lacks_space(&source) => self.append_past(buf),
             written => written,
         }
     }
 
-    fn append_in_memory(&self, buf: &[u8]) -> Outcome<u64, M> {
+    fn append_in_memory(&self, buf: &[u8]) -> FileResult<u64, M> {
         let pool = self.pages.pool();
         loop {
             if self.checked_end(self.size(), buf.len())?.is_none() {
                 return Ok(self.size());
             }
-            // Who appends past the pages need not wait for it.
+            // A write that bypasses the pages need not wait.
             let has_room = pool.make_room(|| !self.goes_past());
             let _alone = self.ends.lock();
-            if has_room && pool.is_full_of_dirty() && !self.goes_past() {
-                // Others were before, who found the same room.
+            if has_room && pool.is_over_dirty_limit() && !self.goes_past() {
+                // Others were faster and used the same room.
                 continue;
             }
             let at = self.size();
@@ -319,7 +321,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
                         return Err(FileError::Map { offset, source });
                     }
                     let _told_when_synced = self.pages.pool().write_every_file_back();
-                    // If the file does not end there any more, all begins anew.
+                    // If the file no longer ends there, start over.
                     match self.try_extend(at, buf, end, true) {
                         Ok(Some(_)) => return Ok(at),
                         Ok(None) => {}
@@ -331,7 +333,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    pub(super) fn checked_end(&self, offset: u64, len: usize) -> Outcome<Option<u64>, M> {
+    pub(super) fn checked_end(&self, offset: u64, len: usize) -> FileResult<Option<u64>, M> {
         match offset.checked_add(len as u64) {
             _ if len == 0 => Ok(None),
             Some(end) if end <= FILE_END_MAX => Ok(Some(end)),
@@ -339,8 +341,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    /// `has_room`: others may have taken the room since that the caller had; then it waits again before it makes the file longer.
-    fn try_write(&self, offset: u64, buf: &[u8], end: u64, has_room: bool) -> Outcome<usize, M> {
+    /// `has_room`: the caller had room, but others may have taken it. Then this waits again before it extends the file.
+    fn try_write(&self, offset: u64, buf: &[u8], end: u64, has_room: bool) -> FileResult<usize, M> {
         let pool = self.pages.pool();
         let mut has_room = has_room;
         loop {
@@ -349,7 +351,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             }
             if end > self.pages.size() {
                 let alone = self.ends.lock();
-                if has_room && pool.is_full_of_dirty() {
+                if has_room && pool.is_over_dirty_limit() {
                     drop(alone);
                     has_room = pool.make_room(|| !self.goes_past());
                     continue;
@@ -386,7 +388,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    /// Puts bytes into blocks that are prepared.
+    /// Copies bytes into prepared blocks.
     pub(super) fn put(&self, held: Held<'_>, offset: u64, buf: &[u8]) {
         // SAFETY: the range is held exclusively.
         unsafe { self.pages.copy_in(offset, buf) };
@@ -394,13 +396,13 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         drop(held);
     }
 
-    pub(super) fn content_changes(&self, offset: u64) -> Outcome<(), M> {
+    pub(super) fn content_changes(&self, offset: u64) -> FileResult<(), M> {
         self.map().content_changes().map_err(|source| FileError::Map { offset, source })
     }
 
-    /// Makes the blocks around `range` dirty that are not, all or none; the caller holds them exclusively. Parts of them that
-    /// lie outside of the range get what the file has there; those inside are the caller's to fill at once.
-    pub(super) fn prepare(&self, range: Range<u64>) -> Outcome<(), M> {
+    /// Makes those blocks around `range` dirty that are not, all or none. The caller holds them exclusively. Parts of
+    /// them outside of the range get the file's content. Those inside are for the caller to fill immediately.
+    pub(super) fn prepare(&self, range: Range<u64>) -> FileResult<(), M> {
         let blocks = self.pages.blocks_around(&range);
         if self.is_plain(&blocks)? {
             // SAFETY: the blocks are held exclusively.
@@ -426,9 +428,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(())
     }
 
-    /// Whether all of `blocks` are present, and data that can be written over in place: then nothing has to be provided for
+    /// Whether all of `blocks` are present and can be overwritten in place, so that nothing has to be provided for
     /// their write-back. The caller holds them.
-    fn is_plain(&self, blocks: &Range<u64>) -> Outcome<bool, M> {
+    fn is_plain(&self, blocks: &Range<u64>) -> FileResult<bool, M> {
         let len = blocks.end - blocks.start;
         // SAFETY: the caller holds the blocks.
         if unsafe { self.pages.presence(blocks.start, blocks.end) } != (true, len) {
@@ -438,7 +440,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(run.kind == Kind::Data && run.len >= len)
     }
 
-    /// Runs of whole blocks that are not dirty; the caller holds them.
+    /// Runs of whole blocks that are not dirty. The caller holds them.
     fn clean_runs(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
         let (mut runs, mut at) = (Vec::new(), blocks.start);
         while at < blocks.end {
@@ -452,8 +454,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         runs
     }
 
-    /// Fills parts of blocks that are not present and that the write will not fill.
-    fn complete(&self, range: &Range<u64>, blocks: &Range<u64>) -> Outcome<(), M> {
+    /// Fills the parts of blocks that are not present and that the write will not fill.
+    fn complete(&self, range: &Range<u64>, blocks: &Range<u64>) -> FileResult<(), M> {
         let block = u64::from(self.map().block_size());
         let first = blocks.start..blocks.start + block;
         let last = blocks.end - block..blocks.end;
@@ -466,8 +468,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(())
     }
 
-    /// What write-back will need for runs of whole blocks that are clean: gives those for which space was reserved.
-    fn provide(&self, runs: &[Range<u64>]) -> Outcome<Vec<Range<u64>>, M> {
+    /// Provides what write-back needs for runs of clean whole blocks. Returns those for which space was reserved.
+    fn provide(&self, runs: &[Range<u64>]) -> FileResult<Vec<Range<u64>>, M> {
         let mut holes = Vec::new();
         let mut done = Vec::new();
         for run in runs {
@@ -492,8 +494,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(holes)
     }
 
-    /// The same for the blocks from `at` on that are alike; gives where they end, and whether they are a hole.
-    fn provide_at(&self, at: u64, end: u64) -> Outcome<(u64, bool), M> {
+    /// The same for the first similar blocks from `at` on. Returns where they end, and whether they are a hole.
+    fn provide_at(&self, at: u64, end: u64) -> FileResult<(u64, bool), M> {
         let run = self.file.run_at(at)?;
         let mut to = at + run.len.min(end - at);
         let map = |source| FileError::Map { offset: at, source };
@@ -511,8 +513,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok((to, false))
     }
 
-    /// Where blocks end, from `at` on, that all were set aside or are shared.
-    fn end_of_prepared(&self, at: u64, end: u64) -> Outcome<u64, M> {
+    /// The end of the blocks from `at` on that are all preallocated or shared.
+    fn end_of_prepared(&self, at: u64, end: u64) -> FileResult<u64, M> {
         let mut to = at;
         while to < end {
             let run = self.file.run_at(to)?;
@@ -524,17 +526,18 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(to)
     }
 
-    /// Takes back what was provided.
+    /// Undoes what was provided.
     fn take_back(&self, claims: &[Range<u64>], holes: &[Range<u64>]) {
         claims.iter().for_each(|claim| self.map().give_up(claim.clone()));
         holes.iter().for_each(|hole| self.map().unreserve(hole.end - hole.start));
     }
 
-    /// Whether what is dirty of the file will never be written back: nobody else has a reference to it, and `ends` says that
-    /// nobody will open it any more. The caller sees to it that nobody gets a reference meanwhile, and then drops the last one.
+    /// Whether the dirty bytes of the file will never be written back: nobody else has a reference to it, and `ends`
+    /// says that nobody will open it again. The caller ensures that nobody gets a reference meanwhile, and then drops
+    /// the last one.
     pub fn is_unwanted(self: &Arc<Self>, ends: impl FnOnce(&M) -> bool) -> bool {
         let file: Arc<dyn CachedFile> = Arc::clone(self) as _;
-        // The caller, this function, and the line.
+        // The references of the caller, of this function, and of the queue.
         let is_alone = || Arc::strong_count(self) == 3;
         self.pages.pool().take_out_if(&file, || is_alone() && ends(self.map()))
     }
@@ -578,7 +581,7 @@ impl<M: DelayedAllocation + 'static> CachedFile for BufferedFile<M> {
 }
 
 impl<M: DelayedAllocation + 'static> Drop for BufferedFile<M> {
-    /// What is dirty still is lost, as in a crash: space that was reserved for it is anybody's again.
+    /// What is still dirty is lost, as in a crash. The space that was reserved for it is free again.
     fn drop(&mut self) {
         point("a file is given up");
         let was_dirty = self.pages.is_dirty();

@@ -1,32 +1,32 @@
-//! Who goes past the pages of a file, and how they see what is in them.
+//! Access to a file that bypasses its pages, and how it sees what is in them.
 //!
 //! Invariants:
-//! - who changes bytes past the pages holds them exclusively, in whole pages; none of them is dirty then, and none is present
-//!   any more when they are let go: readers find the change on the device;
-//! - who changes where the file ends holds the end, and finds it on the device where it is in memory; nobody else tells the map
-//!   of it meanwhile;
-//! - who keeps writers out of a whole file keeps those out, too, who write its pages back: nothing of it is under way to the
-//!   device, and what could not be written is not attempted again before they let go;
-//! - a write past the pages that looks for its bytes itself, as if there were no pages, is one who passes by: as long as there
-//!   is one, nothing is cached.
+//! - whoever changes bytes without the pages holds them exclusively, in whole pages. Meanwhile none of these is dirty,
+//!   and when they are released none is present any more, so readers find the change on the device;
+//! - whoever changes where the file ends holds the end, and finds it on the device where it is in memory. Nobody else
+//!   tells the map about it meanwhile;
+//! - whoever keeps writers out of a whole file also keeps out those that write its pages back: nothing of it is under
+//!   way to the device, and what could not be written is not tried again before the release;
+//! - a direct write that looks up its bytes as if there were no pages counts as a passer: as long as there is one,
+//!   nothing is cached.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rangelock::{ByteRangeLock, Mode, RangeToken};
+use rangelock::{Mode, RangeToken};
 
 use super::buffered::BufferedFile;
 use super::failures::{Failure, SyncCursor};
-use crate::direct::{Outcome, is_unwritten};
+use crate::direct::{FileResult, is_unwritten};
 use crate::lock::{Held, Token};
 use crate::sync::atomic::Ordering;
 use crate::testing::{CHANGE, point};
 use crate::{DelayedAllocation, FileError};
 
-/// Bytes of a file that are held by somebody who may change where they lie, and where the file ends. None is in memory.
-/// Dropping it lets go.
+/// Bytes of a file that are held by somebody who may change where they lie and where the file ends. None is in memory.
+/// Dropping it releases them.
 pub struct HeldToChange<'a, M: DelayedAllocation + 'static> {
     file: &'a BufferedFile<M>,
     range: Range<u64>,
@@ -46,7 +46,7 @@ impl<M: DelayedAllocation + 'static> fmt::Debug for HeldToChange<'_, M> {
 }
 
 impl<'a, M: DelayedAllocation + 'static> HeldToChange<'a, M> {
-    /// What is held, of a file whose end in memory stays as it is.
+    /// Held bytes of a file whose end in memory stays as it is.
     pub(super) fn beside_end(
         file: &'a BufferedFile<M>,
         range: Range<u64>,
@@ -56,7 +56,7 @@ impl<'a, M: DelayedAllocation + 'static> HeldToChange<'a, M> {
         Self { file, range, size, holds_end: false, _held: held }
     }
 
-    /// The size of the file when it was held. If its end lies in the range, it stays there but for the holder.
+    /// The size of the file when it was held. If its end lies in the range, only the holder can change it.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -66,7 +66,7 @@ impl<M: DelayedAllocation + 'static> Drop for HeldToChange<'_, M> {
     fn drop(&mut self) {
         if self.holds_end {
             let _telling = self.file.telling.lock();
-            // Who holds the end may have moved it.
+            // The holder of the end may have moved it.
             self.file.pages.set_size(self.file.map().size());
             self.file.map().ends_in_memory_at(None);
             self.file.is_end_held.store(false, Ordering::Release);
@@ -74,12 +74,12 @@ impl<M: DelayedAllocation + 'static> Drop for HeldToChange<'_, M> {
     }
 }
 
-/// A file that writers are kept out of, and those who write back. It stays open, with its pages and its range lock: who opens
-/// it meanwhile shares them, and waits as well. Dropping it lets them in.
+/// A file from which writers and write-back are kept out. It stays open, with its pages and its range lock: whoever
+/// opens it meanwhile shares them, and waits as well. Dropping it lets them in.
 pub struct HeldFile<M: DelayedAllocation + 'static> {
     file: Arc<BufferedFile<M>>,
     token: Option<Token>,
-    /// All of its pages, to be written back by nobody else.
+    /// All of its pages, so that nobody else writes them back.
     alone: Option<RangeToken>,
 }
 
@@ -116,15 +116,15 @@ impl<M: DelayedAllocation + 'static> Drop for Unbuffered<M> {
 }
 
 impl<M: DelayedAllocation + 'static> BufferedFile<M> {
-    /// Holds `range` exclusively, in whole pages, with nothing of it in memory; and if the file ends in there, all that was
-    /// written is on the device before.
+    /// Holds `range` exclusively, in whole pages, with nothing of it in memory. If the file ends in the range,
+    /// everything that was written is on the device before.
     ///
     /// # Errors
-    /// What is dirty there cannot be written back, for want of space.
-    pub fn hold_to_change(&self, range: Range<u64>) -> Outcome<HeldToChange<'_, M>, M> {
+    /// Dirty bytes there cannot be written back for lack of space.
+    pub fn hold_to_change(&self, range: Range<u64>) -> FileResult<HeldToChange<'_, M>, M> {
         let range = self.pages.pages_around(&range);
         if self.pages.is_dirty() {
-            // Mostly nothing is left to do when the range is held. What fails, all are told who sync.
+            // Then mostly nothing is left to do once the range is held. Failures are reported to everybody who syncs.
             let _told_when_synced = self.write_back(0..u64::MAX);
         }
         point(CHANGE);
@@ -134,12 +134,12 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
         let all = 0..u64::MAX;
         let held = self.file.lock().hold(all.clone(), Mode::Exclusive);
-        // A part may take more than the whole: another attempt follows.
+        // Writing back a part may take more space than all of it, so try again.
         let _shows_there = self.write_back_held(all.clone());
         self.settled(all, held).map_err(FileError::WriteBack)
     }
 
-    /// What is held, if all is as [`hold_to_change`](Self::hold_to_change) says, or why it is not.
+    /// The held bytes, if everything is as [`hold_to_change`](Self::hold_to_change) says; otherwise why it is not.
     fn settled<'a>(&'a self, range: Range<u64>, held: Held<'a>) -> Result<HeldToChange<'a, M>, Failure> {
         let size = self.map().size();
         if !self.is_cached() {
@@ -152,7 +152,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         unsafe { self.pages.forget(range.clone()) };
         let holds_end = range.contains(&now);
         if holds_end {
-            // Who writes back elsewhere would tell the map where the file ended before, when it has been cut.
+            // Write-back elsewhere would tell the map the file's old end after it has been cut.
             let _telling = self.telling.lock();
             self.is_end_held.store(true, Ordering::Release);
             self.map().ends_in_memory_at(None);
@@ -160,8 +160,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(HeldToChange { file: self, range, size, holds_end, _held: held })
     }
 
-    /// Has nothing of `range` dirty, which the caller holds so that nobody writes to it, and the file end on the device where
-    /// it ends in memory, if it reaches so far; or says why that cannot be.
+    /// Ensures that nothing of `range` is dirty, which the caller holds so that nobody writes to it, and, if the range
+    /// includes the end in memory, that the file ends there on the device. Otherwise returns why that is impossible.
     fn settle(&self, range: &Range<u64>) -> Result<(), Failure> {
         let is_settled = || {
             let (told, now) = (self.map().size(), self.pages.size());
@@ -172,23 +172,22 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             return Ok(());
         }
         match self.write_back_held(range.clone()) {
-            // What has failed for good is dirty no more: all are told who sync.
+            // What has failed for good is no longer dirty. It is reported to everybody who syncs.
             _ if is_settled() => Ok(()),
             Err(failure) => Err(failure),
             Ok(()) => Err(self.failures.last().unwrap_or_else(Failure::unknown)),
         }
     }
 
-    /// Holds the blocks of a range, as [`hold_to_change`](Self::hold_to_change) does.
-    pub(super) fn hold_blocks(&self, range: &Range<u64>) -> Outcome<HeldToChange<'_, M>, M> {
+    /// Holds the blocks of a range, like [`hold_to_change`](Self::hold_to_change).
+    pub(super) fn hold_blocks(&self, range: &Range<u64>) -> FileResult<HeldToChange<'_, M>, M> {
         self.hold_to_change(self.pages.blocks_around(range))
     }
 
-    /// Holds a range from `from` to `end`, in whole blocks, to write there or to let the file end at `end`. Where the
-    /// file ends before `end`, that much of it is held too as lies between; blocks behind its end that held data are
-    /// gone. The rest of its last block is the caller's to zero
-    /// ([`zero_behind_end`](crate::DirectFile::zero_behind_end)).
-    pub(super) fn hold_to_grow(&self, from: u64, end: u64) -> Outcome<HeldToChange<'_, M>, M> {
+    /// Holds a range from `from` to `end`, in whole blocks, in order to write there or to set the file's size to `end`.
+    /// If the file ends before `end`, everything in between is held too, and blocks past its end that had data are
+    /// freed. The caller zeroes the rest of its last block ([`zero_behind_end`](crate::DirectFile::zero_behind_end)).
+    pub(super) fn hold_to_grow(&self, from: u64, end: u64) -> FileResult<HeldToChange<'_, M>, M> {
         let block = u64::from(self.map().block_size());
         let to = end.next_multiple_of(block);
         let map = |source| FileError::Map { offset: from, source };
@@ -200,7 +199,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             point(crate::testing::HOLD);
             let held = self.hold_to_change(first..if all { u64::MAX } else { to.max(first + block) })?;
             if held.size() < first {
-                // It was cut meanwhile: what lies between its end and `from` is not held.
+                // The file was cut meanwhile: what lies between its end and `from` is not held.
                 continue;
             }
             if end > held.size() && self.map().data_behind_end(to).map_err(map)? {
@@ -214,12 +213,12 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    /// Keeps requests on `range` out, or writes to it alone, if `changes` is not set, with nothing of it dirty, and the file
-    /// ending on the device where it ends in memory if the end is in there; `None` if a wait for others takes longer than
-    /// `patience`.
+    /// Keeps requests on `range` out, or only writes to it if `changes` is not set, with nothing of it dirty. If the
+    /// end is in the range, the file ends on the device where it ends in memory. `None` if waiting for others takes
+    /// longer than `patience`.
     ///
     /// # Errors
-    /// What is dirty there cannot be written back, for want of space: patience does not help.
+    /// Dirty bytes there cannot be written back for lack of space; patience does not help.
     pub fn hold_within(
         &self,
         range: Range<u64>,
@@ -234,7 +233,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         if let Ok(held) = self.settled_for(range, changes, held) {
             return Ok(Some(held));
         }
-        // What is in the way may lie elsewhere, and a part may take more than the whole.
+        // The obstacle may lie elsewhere, and writing back a part may take more space than all of it.
         let all = 0..u64::MAX;
         let Some(held) = self.file.hold_within(all.clone(), !changes, patience) else { return Ok(None) };
         let _shows_there = self.write_back_held(all.clone());
@@ -253,14 +252,15 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         if self.is_cached() {
             self.settle(&range)?;
         }
-        // Nothing changes: no page has to go, and the end stays.
+        // Nothing changes, so no page has to be dropped, and the end stays.
         let size = self.map().size();
         Ok(HeldToChange::beside_end(self, 0..0, size, held))
     }
 
-    /// Keeps everybody out who writes to the file or writes it back, once every write is over that is under way, with nothing
-    /// dirty; `None` if that takes longer than `patience`, and with that what could not be written back. Requests of a queue
-    /// are over once its thread has taken them out. Readers go on, but for those of bytes that a writer waits for.
+    /// Keeps everybody out who writes to the file or writes it back, once every write in progress has ended, with
+    /// nothing dirty. `None` if that takes longer than `patience`. Also returns what could not be written back.
+    /// Requests of a queue end when its thread has taken their completions. Readers go on, except for bytes that a
+    /// writer waits for.
     pub fn hold_off_writers(&self, patience: Duration) -> Option<(HeldFile<M>, Result<(), Failure>)> {
         let file = self.this.upgrade()?;
         let token = self.file.acquire_from_writers(patience)?;
@@ -270,11 +270,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Some((held, written))
     }
 
-    /// Has nothing of the file cached as long as what this gives lives; `None` if it takes longer than `patience` until those
-    /// are over who are reading or writing.
+    /// Ensures that nothing of the file is cached as long as the result lives. `None` if requests in progress take
+    /// longer than `patience`.
     ///
     /// # Errors
-    /// As of [`hold_within`](Self::hold_within).
+    /// Those of [`hold_within`](Self::hold_within).
     pub fn pass_by(&self, patience: Duration) -> Result<Option<Unbuffered<M>>, Failure> {
         let Some(this) = self.this.upgrade() else { return Ok(None) };
         {
@@ -291,7 +291,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(Some(Unbuffered(this)))
     }
 
-    /// One who passes by for a moment, if nothing is cached.
+    /// A passer for a moment, if nothing is cached.
     pub(super) fn pass_by_now(&self) -> Option<Passing<'_, M>> {
         let mut passers = self.passers.lock();
         if self.is_cached() {
@@ -301,29 +301,30 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Some(Passing(self))
     }
 
-    /// Writes over what is at byte `offset`, past the pages, as [`DirectFile::overwrite_at`](crate::DirectFile::overwrite_at).
-    pub fn overwrite_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    /// Overwrites bytes at byte `offset`, bypassing the pages, like
+    /// [`DirectFile::overwrite_at`](crate::DirectFile::overwrite_at).
+    pub fn overwrite_past(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         self.overwrite_past_or(offset, buf, |_| Ok(None))
     }
 
-    /// The same; but where something of the range was never written, `write` is asked to do it with what is held, in this mode,
-    /// and says whether it has.
+    /// The same. If something of the range is unwritten, `write` is asked to do it with what is held, in this mode, and
+    /// returns whether it has.
     #[inline]
     fn overwrite_past_or(
         &self,
         offset: u64,
         buf: &[u8],
-        write: impl FnOnce(Mode) -> Outcome<Option<usize>, M>,
-    ) -> Outcome<usize, M> {
+        write: impl FnOnce(Mode) -> FileResult<Option<usize>, M>,
+    ) -> FileResult<usize, M> {
         let Some((range, mode)) = self.file.write_range(offset, buf.len())? else { return Ok(0) };
-        let seen = self.file.foresee(offset, true);
+        let prefetched = self.file.prefetch(offset, true);
         point(CHANGE);
         let held = self.file.lock().hold(range, mode);
         if self.is_cached() {
             drop(held);
             return self.overwrite_cached(offset, buf);
         }
-        match self.file.overwrite_held(offset, buf, seen) {
+        match self.file.overwrite_held(offset, buf, prefetched) {
             Ok(_) => drop(held),
             Err(error) => {
                 if is_unwritten(&error)
@@ -339,10 +340,10 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(buf.len())
     }
 
-    /// As [`overwrite_past`](Self::overwrite_past), durable when it returns without a flush. `false`, and nothing was written,
-    /// where the device has no [durable writes](blockdev::BlockDevice::has_fua), or where the write is not whole sectors of one
-    /// piece that the file has for itself.
-    pub fn overwrite_durably(&self, offset: u64, buf: &[u8]) -> Outcome<bool, M> {
+    /// Like [`overwrite_past`](Self::overwrite_past), but durable on return without a flush. Returns `false`, with
+    /// nothing written, if the device has no [durable writes](blockdev::BlockDevice::has_fua), or if the write is not
+    /// whole sectors of one extent that only this file has.
+    pub fn overwrite_durably(&self, offset: u64, buf: &[u8]) -> FileResult<bool, M> {
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(true) };
         if !self.file.device().has_fua() || (offset | end) & self.file.sector_mask() != 0 {
             return Ok(false);
@@ -366,7 +367,12 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     #[cold]
-    fn overwrite_elsewhere(&self, error: FileError<M::Error>, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    fn overwrite_elsewhere(
+        &self,
+        error: FileError<M::Error>,
+        offset: u64,
+        buf: &[u8],
+    ) -> FileResult<usize, M> {
         if !self.file.can_copy(&error) {
             return Err(error);
         }
@@ -377,7 +383,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     #[cold]
-    fn overwrite_cached(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    fn overwrite_cached(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         let _held = self.hold_to_change(offset..offset + buf.len() as u64)?;
         match self.file.overwrite_held(offset, buf, None) {
             Err(error) if self.file.can_copy(&error) => self.file.copy_held(offset, buf)?,
@@ -387,12 +393,13 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(buf.len())
     }
 
-    /// Writes `buf` at byte `offset`, wherever that is, past the pages, as [`DirectFile::write_at`](crate::DirectFile::write_at).
-    pub fn write_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    /// Writes `buf` at any byte `offset`, bypassing the pages, like
+    /// [`DirectFile::write_at`](crate::DirectFile::write_at).
+    pub fn write_past(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         self.with_room(|| self.try_write_past(offset, buf))
     }
 
-    pub(super) fn try_write_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    pub(super) fn try_write_past(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
         if end <= self.size() {
             match self.overwrite_past_or(offset, buf, |mode| self.file.write_in_hold(offset, buf, mode)) {
@@ -408,15 +415,15 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             let size = self.size();
             let range = if end <= size { offset..end } else { offset.min(size) & !(block - 1)..u64::MAX };
             let held = self.hold_to_change(range)?;
-            // It may have been cut meanwhile.
+            // The file may have been cut meanwhile.
             if held.size() >= size.min(end) {
                 return self.file.write_while_held(offset, buf);
             }
         }
     }
 
-    /// Writes behind the end of the file past the pages; gives the byte where it begins, as [`append`](Self::append).
-    pub fn append_past(&self, buf: &[u8]) -> Outcome<u64, M> {
+    /// Appends to the file, bypassing the pages. Returns the byte where it begins, like [`append`](Self::append).
+    pub fn append_past(&self, buf: &[u8]) -> FileResult<u64, M> {
         let _alone = self.ends.lock();
         loop {
             let offset = self.size();
@@ -433,7 +440,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    fn append_cached(&self, offset: u64, buf: &[u8]) -> Outcome<Option<usize>, M> {
+    fn append_cached(&self, offset: u64, buf: &[u8]) -> FileResult<Option<usize>, M> {
         let block = u64::from(self.map().block_size());
         let held = self.hold_to_change(offset & !(block - 1)..u64::MAX)?;
         if held.size() != offset {
@@ -442,21 +449,21 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.file.write_while_held(offset, buf).map(Some)
     }
 
-    /// As [`DirectFile::append_at`](crate::DirectFile::append_at), past the pages.
-    pub fn fill_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    /// Like [`DirectFile::append_at`](crate::DirectFile::append_at), bypassing the pages.
+    pub fn fill_past(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         self.with_room(|| match self.pass_by_now() {
             Some(_passing) => self.file.append_at(offset, buf),
             None => self.try_write_past(offset, buf),
         })
     }
 
-    /// What failed to be written back since the cursor was last asked.
+    /// What failed to be written back since the cursor was last used.
     pub fn failed_since(&self, cursor: &SyncCursor) -> Option<Failure> {
         self.failures.tell(cursor)
     }
 }
 
-/// Takes itself back when it is dropped.
+/// A passer. It ends when dropped.
 pub(super) struct Passing<'a, M: DelayedAllocation + 'static>(&'a BufferedFile<M>);
 
 impl<M: DelayedAllocation + 'static> Drop for Passing<'_, M> {

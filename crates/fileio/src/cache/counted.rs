@@ -1,4 +1,4 @@
-//! The locks of the page cache, which count as all others do.
+//! The locks of the page cache, which are counted like all others.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -6,15 +6,15 @@ use std::time::Duration;
 use crate::sync::parking;
 use lockstat::{Counted, LockClass, Mode};
 
-/// The folios of all files, in the order in which they may go.
+/// The folios of all files, in eviction order.
 pub(super) static CLOCK: LockClass = LockClass::new("page clock");
-/// The files that wait to be written back.
+/// The files that wait for write-back.
 pub(super) static LINE: LockClass = LockClass::new("write-back line");
-/// Which folios a file has.
+/// The folios of a file.
 pub(super) static FOLIOS: LockClass = LockClass::new("file folios");
-/// Who makes a file longer.
+/// Extending a file.
 pub(super) static ENDS: LockClass = LockClass::new("file end");
-/// Where it ends on the device.
+/// Where a file ends on the device.
 pub(super) static TELLING: LockClass = LockClass::new("file end on device");
 /// Whether a file is cached.
 pub(super) static PASSERS: LockClass = LockClass::new("file caching");
@@ -26,7 +26,7 @@ pub(super) struct Mutex<T> {
     inner: parking::Mutex<T>,
 }
 
-/// What it protects, held.
+/// The held lock with the value that it protects.
 #[derive(Debug)]
 pub(super) struct Guard<'a, T>(Counted<parking::MutexGuard<'a, T>>);
 
@@ -41,7 +41,7 @@ impl<T> Mutex<T> {
 }
 
 impl<'a, T> Guard<'a, T> {
-    /// Lets go of it until `changed` is announced, or for some time. What comes behind that is not counted as held.
+    /// Releases it until `changed` is notified, or for some time. Afterwards it is not counted as held.
     pub(super) fn wait_for(self, changed: &parking::Condvar, time: Duration) -> parking::MutexGuard<'a, T> {
         let mut guard = self.0.into_uncounted();
         changed.wait_for(&mut guard, time);

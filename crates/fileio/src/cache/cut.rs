@@ -1,10 +1,10 @@
-//! The end of a file moves to the front.
+//! Cutting a file off.
 //!
 //! Invariants:
-//! - what is dirty behind the new end, and cannot be written back, is given up when the file has been cut, and not before: a
-//!   cut that fails has lost nothing that was accepted, but that the device may have zeroes already for the rest of what was to
-//!   be its last block, as with a kernel;
-//! - what is dirty before the new end is on the device when the file is cut, or it is not cut.
+//! - dirty bytes past the new end that cannot be written back are dropped after the file has been cut, not before. So a
+//!   cut that fails loses nothing that was accepted, except that the device may already have zeroes for the rest of the
+//!   future last block, as in a kernel;
+//! - dirty bytes before the new end are on the device when the file is cut, or it is not cut.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,14 +14,14 @@ use rangelock::Mode;
 use super::buffered::BufferedFile;
 use super::coherence::HeldToChange;
 use super::failures::Failure;
-use crate::direct::Outcome;
+use crate::direct::FileResult;
 use crate::sync::atomic::Ordering;
 use crate::{DelayedAllocation, FileError};
 
-/// A file that is held by somebody who may cut it off. Dropping it lets go.
+/// A file that is held in order to cut it off. Dropping it releases it.
 pub struct HeldToCut<'a, M: DelayedAllocation + 'static> {
     file: &'a BufferedFile<M>,
-    /// What goes with the cut, and is in memory: whole pages.
+    /// What the cut drops from memory: whole pages.
     unwanted: Option<Range<u64>>,
     /// Where the file ended on the device.
     told: u64,
@@ -41,7 +41,7 @@ impl<M: DelayedAllocation + 'static> HeldToCut<'_, M> {
         self.held.size()
     }
 
-    /// Says that the file was cut, and lets go.
+    /// Says that the file was cut, and releases it.
     pub fn was_cut(mut self) {
         self.is_cut = true;
     }
@@ -49,7 +49,7 @@ impl<M: DelayedAllocation + 'static> HeldToCut<'_, M> {
 
 impl<M: DelayedAllocation + 'static> Drop for HeldToCut<'_, M> {
     fn drop(&mut self) {
-        // One that failed half-way has moved the end as well.
+        // A cut that failed half-way has moved the end as well.
         if let Some(unwanted) = self.unwanted.take()
             && (self.is_cut || self.file.map().size() != self.told)
         {
@@ -59,12 +59,12 @@ impl<M: DelayedAllocation + 'static> Drop for HeldToCut<'_, M> {
 }
 
 impl<M: DelayedAllocation + 'static> BufferedFile<M> {
-    /// Holds the block that byte `size` lies in and all behind it, to let the file end at `size` if it ends there or later.
-    /// What is dirty before that end is written back; behind it, what cannot be may stay.
+    /// Holds the block with byte `size` and everything behind it, in order to set the file's size to `size` if it is at
+    /// least that long. Dirty bytes before that end are written back. Behind it, those that cannot be written may stay.
     ///
     /// # Errors
-    /// What is dirty and stays in the file cannot be written back, for want of space.
-    pub fn hold_to_cut(&self, size: u64) -> Outcome<HeldToCut<'_, M>, M> {
+    /// Dirty bytes that stay in the file cannot be written back for lack of space.
+    pub fn hold_to_cut(&self, size: u64) -> FileResult<HeldToCut<'_, M>, M> {
         let block = u64::from(self.map().block_size());
         let held = match self.hold_to_change(size & !(block - 1)..u64::MAX) {
             Err(FileError::WriteBack(failure)) => return self.hold_to_cut_unwritten(size, failure),
@@ -74,7 +74,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     #[cold]
-    fn hold_to_cut_unwritten(&self, size: u64, failure: Failure) -> Outcome<HeldToCut<'_, M>, M> {
+    fn hold_to_cut_unwritten(&self, size: u64, failure: Failure) -> FileResult<HeldToCut<'_, M>, M> {
         let held = self.file.lock().hold(0..u64::MAX, Mode::Exclusive);
         let kept = self.pages.pages_around(&(0..size));
         if !self.is_cached() || self.pages.size() <= kept.end {
@@ -88,7 +88,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             return Err(FileError::WriteBack(written.err().unwrap_or(failure)));
         }
         let unwanted = self.pages.pages_around(&(kept.end..u64::MAX));
-        // Whoever cuts the file changes what follows the end in its block.
+        // Cutting the file changes what follows the end in its block.
         let last = self.pages.pages_around(&(size..size)).start..kept.end;
         // SAFETY: all of the file is held exclusively, and nothing is dirty there.
         unsafe { self.pages.forget(last) };
@@ -98,7 +98,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(HeldToCut { file: self, unwanted: Some(unwanted), told, is_cut: false, held })
     }
 
-    /// Forgets what is in memory of `unwanted`, whole pages behind the end of a file that was cut and that the caller holds.
+    /// Drops from memory what is in `unwanted`, whole pages past the end of a file that was cut and that the caller
+    /// holds.
     fn give_up_behind_end(&self, unwanted: Range<u64>) {
         let _telling = self.telling.lock();
         self.give_up_in(unwanted.clone());

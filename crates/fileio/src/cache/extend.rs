@@ -1,34 +1,34 @@
-//! Writes through pages that make a file longer.
+//! Writes through pages that extend a file.
 //!
 //! Invariants:
-//! - who makes the file longer holds the block that its end lies in, exclusively, and all up to the new end, and decides by
-//!   the size that it has then. They wait for one another under `ends`, which is taken before the range;
-//! - before the file reaches behind its last block, the rest of that is zeroes in memory and is written back before the end
-//!   moves on the device; blocks behind the end that hold data are gone.
+//! - whoever extends the file exclusively holds the block with its end and everything up to the new end, and decides by
+//!   the size that it has then. Extending threads wait for one another on `ends`, which is taken before the range;
+//! - before the file grows beyond its last block, the rest of that block is zeroes in memory, and is written back
+//!   before the end moves on the device. Blocks past the end that had data are freed.
 
 use std::ops::Range;
 
 use rangelock::Mode;
 
 use super::buffered::BufferedFile;
-use crate::direct::{Kind, Outcome};
+use crate::direct::{FileResult, Kind};
 use crate::sync::atomic::Ordering;
 use crate::testing::{CHANGE, HOLD, point};
 use crate::{DelayedAllocation, FileError};
 
 impl<M: DelayedAllocation + 'static> BufferedFile<M> {
-    /// Writes `buf` at byte `offset` if it ends behind the file, which is to end at `offset` if this `appends`; `None` if
-    /// that is not so any more. The caller has `ends`.
+    /// Writes `buf` at byte `offset` if it ends behind the end of the file. If this `appends`, the file must end at
+    /// `offset`. `None` if that no longer holds. The caller has `ends`.
     pub(super) fn try_extend(
         &self,
         offset: u64,
         buf: &[u8],
         end: u64,
         appends: bool,
-    ) -> Outcome<Option<usize>, M> {
+    ) -> FileResult<Option<usize>, M> {
         if !self.is_cached() && (*self.passers.lock() > 0 || !self.begin_caching()) {
             return match appends {
-                // As one who passes by, so that nothing is cached before it is over.
+                // As a passer, so that nothing is cached before it is over.
                 true => match self.pass_by_now() {
                     Some(_passing) => self.file.append_if_at_end(offset, buf),
                     None => Ok(None),
@@ -70,8 +70,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(Some(buf.len()))
     }
 
-    /// Sees to it that the rest of the last block, which is held exclusively, gets to the device as zeroes.
-    fn prepare_end(&self, size: u64, last: Range<u64>) -> Outcome<(), M> {
+    /// Ensures that the rest of the last block, which is held exclusively, is written to the device as zeroes.
+    fn prepare_end(&self, size: u64, last: Range<u64>) -> FileResult<(), M> {
         // SAFETY: the block is held.
         let (is_present, _) = unsafe { self.pages.presence(last.start, last.end) };
         if !is_present && matches!(self.file.run_to_read(last.start)?.kind, Kind::Zeroes(_)) {
@@ -80,9 +80,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.prepare(size..last.end)
     }
 
-    /// Frees what a crash left behind the end of the file.
+    /// Frees what a crash left past the end of the file.
     #[cold]
-    fn free_behind_end(&self, size: u64) -> Outcome<(), M> {
+    fn free_behind_end(&self, size: u64) -> FileResult<(), M> {
         let block = u64::from(self.map().block_size());
         let _held = self.hold_to_change(size & !(block - 1)..u64::MAX)?;
         if self.map().size() == size {

@@ -1,4 +1,5 @@
-//! Write-back that failed when nobody was there to be told: everybody who has the file open is told once, when they sync.
+//! Write-back failures without a caller to return them to: everybody who has the file open is told once, at their next
+//! sync.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::parking::Mutex;
@@ -15,12 +16,12 @@ impl Failure {
         Self(Arc::new(error))
     }
 
-    /// Nobody has noted why.
+    /// The reason was not recorded.
     pub(super) fn unknown() -> Self {
         Self::new(std::io::Error::other("it is not known why"))
     }
 
-    /// The error, of the type that the file's operations fail with.
+    /// The error, of the type with which the file's operations fail.
     pub fn error(&self) -> &(dyn Error + Send + Sync + 'static) {
         &*self.0
     }
@@ -44,13 +45,13 @@ impl Error for Failure {
     }
 }
 
-/// Up to which failure somebody was told.
+/// The last failure that somebody was told of.
 #[derive(Debug, Default)]
 pub struct SyncCursor(AtomicU64);
 
 /// The failures of one file, or of all.
 ///
-/// Of those that nobody was told of, the first says why: it may have shut the volume down, which is all that the others know.
+/// The first unreported one gives the reason: it may have shut the volume down, and then the others only say that.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     count: AtomicU64,
@@ -72,17 +73,17 @@ impl Failures {
         self.count.fetch_add(1, Ordering::Release);
     }
 
-    /// The last one, or the first of the last that nobody was told of.
+    /// The last failure, or the first of the last ones that nobody was told of.
     pub(super) fn last(&self) -> Option<Failure> {
         self.last.lock().failure.clone()
     }
 
-    /// A cursor of somebody who begins now.
+    /// A cursor for somebody who begins now.
     pub(super) fn cursor(&self) -> SyncCursor {
         SyncCursor(AtomicU64::new(self.count.load(Ordering::Acquire)))
     }
 
-    /// As [`last`](Self::last), if there was one since the cursor was last asked.
+    /// Like [`last`](Self::last), if there was one since the cursor was last used.
     pub(super) fn tell(&self, cursor: &SyncCursor) -> Option<Failure> {
         let count = self.count.load(Ordering::Acquire);
         if cursor.0.swap(count, Ordering::AcqRel) == count {
@@ -111,7 +112,7 @@ mod tests {
         assert!(failures.last().is_some_and(|last| last.to_string().contains("no disk")));
     }
 
-    /// Behind a failure that shut the volume down, who synced was told that it was shut down.
+    /// Regression: after a failure that shut the volume down, a sync was only told that it was shut down.
     #[test]
     fn the_first_that_nobody_was_told_of_says_why() {
         let failures = Failures::default();

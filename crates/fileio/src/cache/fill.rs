@@ -1,9 +1,9 @@
-//! What the device has comes into memory.
+//! Bringing data from the device into memory.
 //!
 //! Invariants:
-//! - a block comes in while it is held exclusively, and is present only when all of it is there;
-//! - what lies behind the end of the file is zeroes in memory, whatever the device has;
-//! - holes, and space that was never written, take no memory.
+//! - a block is filled while it is held exclusively, and is present only when all of it is there;
+//! - past the end of the file, memory has zeroes, whatever the device has;
+//! - holes and unwritten space take no memory.
 
 use std::ops::Range;
 
@@ -11,15 +11,15 @@ use rangelock::Mode;
 
 use super::buffered::BufferedFile;
 use crate::DelayedAllocation;
-use crate::direct::{Kind, Outcome};
+use crate::direct::{FileResult, Kind};
 use crate::lock::Held;
 
-/// How much a reader may want so that it comes into memory at all: more is read past it.
+/// Maximum read that is brought into memory. Larger reads bypass it.
 const WANTED_MAX: u64 = 4 << 20;
 
 impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// Whether nothing of `range`, which the caller holds, is on the device without being in memory.
-    pub(super) fn is_hole(&self, range: Range<u64>) -> Outcome<bool, M> {
+    pub(super) fn is_hole(&self, range: Range<u64>) -> FileResult<bool, M> {
         let mut at = range.start;
         while at < range.end {
             // SAFETY: the caller holds the range.
@@ -37,18 +37,18 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(true)
     }
 
-    /// Brings bytes into memory that somebody will read soon, and which are few; where they cannot stay there, or somebody is in
-    /// the way, does nothing. The caller holds nothing.
-    pub fn will_need(&self, range: Range<u64>) -> Outcome<(), M> {
+    /// Brings a small number of bytes into memory that will be read soon. Does nothing if they cannot stay there or
+    /// somebody is in the way. The caller holds nothing.
+    pub fn will_need(&self, range: Range<u64>) -> FileResult<(), M> {
         if range.start < range.end && range.start < self.size() && self.caches_to_read() {
             self.bring(range.start, range.end - range.start)?;
         }
         Ok(())
     }
 
-    /// Brings `len` bytes from byte `offset` on into memory, and more where reads come one behind the other; whether it makes
-    /// sense to look again; if not, somebody is in the way, or it is too much. The caller holds nothing.
-    pub(super) fn bring(&self, offset: u64, len: u64) -> Outcome<bool, M> {
+    /// Brings `len` bytes from byte `offset` on into memory, and more if reads are sequential. Returns whether it makes
+    /// sense to look again. If not, somebody is in the way, or it is too much. The caller holds nothing.
+    pub(super) fn bring(&self, offset: u64, len: u64) -> FileResult<bool, M> {
         if len > WANTED_MAX || len > self.pages.pool().limit() / 4 {
             return Ok(false);
         }
@@ -56,7 +56,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         let stream = self.streams.of(offset, len, self.pages.page_size());
         let (start, mut end) = (offset, (offset + len + stream.ahead()).min(size).max(offset + 1));
         let mut range = self.pages.pages_around(&(start..end));
-        // More than is wanted only where nobody is in the way.
+        // More than is wanted only if nobody is in the way.
         let lock = self.file.lock();
         let mut token = lock.try_acquire(range.clone(), Mode::Exclusive);
         if token.is_none() {
@@ -64,7 +64,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             range = self.pages.blocks_around(&(start..end));
             token = lock.try_acquire(range.clone(), Mode::Exclusive);
         }
-        // Who keeps writers out alone, be it as long as a close takes, is not waited for.
+        // Do not wait for somebody who keeps writers out, perhaps as long as a close takes.
         let Some(token) = token else { return Ok(false) };
         let held = Held::new(lock, token);
         if !self.is_cached() {
@@ -79,8 +79,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(true)
     }
 
-    /// Brings all of `blocks` in that are data and not present. The caller holds them exclusively.
-    fn fill_data(&self, blocks: Range<u64>) -> Outcome<(), M> {
+    /// Brings in all of `blocks` that are data and not present. The caller holds them exclusively.
+    fn fill_data(&self, blocks: Range<u64>) -> FileResult<(), M> {
         let mut at = blocks.start;
         while at < blocks.end {
             // SAFETY: the caller holds the blocks.
@@ -104,9 +104,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(())
     }
 
-    /// Fills blocks that have folios, as far as they are not present, with what the file has there. The caller holds them
-    /// exclusively, and says that they are present.
-    pub(super) fn fill_absent(&self, blocks: Range<u64>) -> Outcome<(), M> {
+    /// Fills blocks that have folios, where they are not present, with the file's content, and marks them as present.
+    /// The caller holds them exclusively.
+    pub(super) fn fill_absent(&self, blocks: Range<u64>) -> FileResult<(), M> {
         let mut at = blocks.start;
         while at < blocks.end {
             // SAFETY: the caller holds the blocks.

@@ -1,13 +1,13 @@
-//! A run of pages of one file in memory, and what is known of each of its blocks.
+//! A run of pages of one file in memory, and the state of each of its blocks.
 //!
 //! Invariants:
-//! - the bytes of a block are read by who holds them in the file's range lock, shared or not, and changed by who holds them
-//!   exclusively. The folio itself checks nothing of that: hence `unsafe`. So no two copies of the same bytes race, as those
-//!   on a device in memory may, and ordinary ones will do. That holds with every [`Locking`](crate::Locking): where writers
-//!   share the lock of a whole file, it is those alone that write past the pages;
-//! - a block that is not present holds nothing that anybody may see;
-//! - a dirty block is present, and what its write-back needs is there already;
-//! - marks of blocks that different threads hold lie in one word: they are changed by atomic instructions.
+//! - the bytes of a block are read only while they are held in the file's range lock, shared or not, and changed only
+//!   while they are held exclusively. The folio itself does not check that: hence `unsafe`. So copies of the same bytes
+//!   never race, as those on a device in memory may, and ordinary copies are fine. This holds for every
+//!   [`Locking`](crate::Locking): where writers share the lock of a whole file, only those that bypass the pages do;
+//! - the content of a block that is not present must not be seen;
+//! - a dirty block is present, and what its write-back needs is provided;
+//! - marks of blocks that different threads hold share a word, so they are changed by atomic instructions.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -17,25 +17,25 @@ use super::index::LARGE_PAGES;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blockdev::AlignedBuf;
 
-/// What a block may be.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     /// Its bytes are those of the file.
     Present,
-    /// They are newer than what the device has.
+    /// They are newer than those on the device.
     Dirty,
-    /// It has no space on the device yet: some is reserved.
+    /// It has no space on the device yet, only a reservation.
     Delayed,
 }
 
 const MARKS: usize = 3;
 
-/// What is left of a folio: whether it is there.
+/// Tells whether a folio still exists.
 #[derive(Debug)]
 pub(super) struct Trace(Weak<[AtomicU64]>);
 
 impl Trace {
-    /// Whether the folio is gone. One that is there may be going.
+    /// Whether the folio is gone. An existing one may be about to go.
     pub(super) fn is_cold(&self) -> bool {
         self.0.strong_count() == 0
     }
@@ -48,7 +48,7 @@ pub(super) struct Folio {
     pages: u64,
     block_log: u32,
     blocks: usize,
-    /// A set of bits for each mark.
+    /// One bitmap per mark.
     marks: Arc<[AtomicU64]>,
     was_used: AtomicBool,
     start: NonNull<u8>,
@@ -61,7 +61,7 @@ unsafe impl Send for Folio {}
 unsafe impl Sync for Folio {}
 
 impl Folio {
-    /// A folio of so many pages from page `first` on, of which no block is present.
+    /// A folio of this many pages from page `first` on, with no block present.
     pub(super) fn new(first: u64, pages: u64, page_log: u32, block_log: u32) -> Self {
         let len = (pages << page_log) as usize;
         let blocks = len >> block_log;
@@ -72,7 +72,7 @@ impl Folio {
         Self { first, pages, block_log, blocks, marks, was_used: AtomicBool::new(false), start, memory }
     }
 
-    /// What tells others whether it is there.
+    /// Its trace, which tells others whether it still exists.
     pub(super) fn trace(&self) -> Trace {
         Trace(Arc::downgrade(&self.marks))
     }
@@ -82,7 +82,7 @@ impl Folio {
         self.first..self.first + self.pages
     }
 
-    /// Where the bytes of a page of it are.
+    /// The address of a page's bytes.
     pub(super) fn bytes_of_page(&self, page: u64) -> *mut u8 {
         debug_assert!(self.pages().contains(&page), "one of its pages");
         let page_len = self.len() / self.pages as usize;
@@ -105,7 +105,7 @@ impl Folio {
         first..first + blocks
     }
 
-    /// Whether it has as many pages as folios may have, and begins at a multiple of these.
+    /// Whether it has the maximum number of pages and is aligned to that.
     pub(super) fn is_large(&self) -> bool {
         self.pages == LARGE_PAGES && self.first.is_multiple_of(LARGE_PAGES)
     }
@@ -115,12 +115,12 @@ impl Folio {
         self.all(Mark::Present, 0..self.blocks)
     }
 
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub(super) fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Notes that somebody wanted it, for who looks for one to let go.
+    /// Notes that it was used, for eviction.
     #[inline]
     pub(super) fn note_use(&self) {
         if !self.was_used.load(Ordering::Relaxed) {
@@ -128,12 +128,12 @@ impl Folio {
         }
     }
 
-    /// Whether it was wanted since it was last asked.
+    /// Whether it was used since this was last called.
     pub(super) fn take_use(&self) -> bool {
         self.was_used.swap(false, Ordering::Relaxed)
     }
 
-    /// The blocks that bytes of the folio touch.
+    /// The blocks that contain these bytes of the folio.
     #[inline]
     pub(super) fn blocks_of(&self, bytes: &Range<usize>) -> Range<usize> {
         bytes.start >> self.block_log..((bytes.end - 1) >> self.block_log) + 1
@@ -164,14 +164,14 @@ impl Folio {
         self.any(mark, 0..self.blocks)
     }
 
-    /// From the first of `blocks` on, how many are as that one is.
+    /// How many blocks from the first of `blocks` on are like that one.
     pub(super) fn run(&self, mark: Mark, blocks: Range<usize>) -> (bool, usize) {
         let is = self.all(mark, blocks.start..blocks.start + 1);
         let same = |at: &usize| self.all(mark, *at..*at + 1) == is;
         (is, blocks.clone().take_while(same).count())
     }
 
-    /// From the first to the last of `blocks` that has the mark; none if none has.
+    /// From the first to the last of `blocks` that has the mark. Empty if none has.
     pub(super) fn span(&self, mark: Mark, blocks: Range<usize>) -> Range<usize> {
         let mut span = 0..0;
         for (index, bits) in words_of(blocks) {
@@ -185,19 +185,19 @@ impl Folio {
         span
     }
 
-    /// The bytes of blocks.
+    /// The bytes of these blocks.
     pub(super) fn bytes_of_blocks(&self, blocks: &Range<usize>) -> Range<usize> {
         blocks.start << self.block_log..blocks.end << self.block_log
     }
 
-    /// Gives blocks a mark.
+    /// Sets a mark on blocks.
     pub(super) fn set(&self, mark: Mark, blocks: Range<usize>) {
         for (index, bits) in words_of(blocks) {
             self.word(mark, index).fetch_or(bits, Ordering::AcqRel);
         }
     }
 
-    /// Takes a mark from blocks.
+    /// Clears a mark from blocks.
     pub(super) fn clear(&self, mark: Mark, blocks: Range<usize>) {
         for (index, bits) in words_of(blocks) {
             self.word(mark, index).fetch_and(!bits, Ordering::AcqRel);
@@ -286,7 +286,7 @@ pub(super) unsafe fn copy_into_page(page: NonNull<u8>, at: usize, buf: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(buf.as_ptr(), page.as_ptr().add(at), buf.len()) }
 }
 
-/// The words of a set that hold the bits `range`, and which bits of each.
+/// The words of a bitmap with the bits `range`, and the bits of each.
 #[inline]
 fn words_of(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
     let words = range.start / 64..range.end.div_ceil(64);

@@ -1,21 +1,22 @@
-//! Which folio holds which page of a file: a tree of nodes of 64 slots that is searched without a lock. On the level above the
-//! leaves nodes have 8, so that a slot of the next one stands for a large folio: who reads where all of that is present looks no
-//! further.
+//! Which folio has which page of a file: a tree of nodes with 64 slots that is searched without a lock. On the level
+//! above the leaves nodes have 8 slots, so that a slot of the next level corresponds to a large folio. A read of a
+//! completely present large folio goes no deeper.
 //!
 //! Invariants:
-//! - a node stays where it is, and what it is, until the index is dropped: who searches meets nothing that is being freed.
-//!   It gets a folio from here only for a page of which they hold a byte in the file's range lock, and a folio leaves the
-//!   index only while all of its bytes are held exclusively;
-//! - a slot of a leaf says where the bytes of its page are while all of the page is present, and nothing else: that changes only
+//! - a node stays in place and keeps its level until the index is dropped, so a search never meets anything that is
+//!   being freed. A search returns a folio only for a page of which the caller holds a byte in the file's range lock,
+//!   and a folio leaves the index only while all of its bytes are held exclusively;
+//! - a slot of a leaf has the address of its page's bytes if and only if all of the page is present. That changes only
 //!   while the page is held exclusively;
-//! - a slot that stands for a large folio may say where its bytes are while all of it is present. That is said under the lock
-//!   `change`, and taken back under it by who holds a page exclusively that is not present any more, before they let go;
-//! - folios come and go under the lock `change`, one at a time;
-//! - a dirty page has its bit in its node, and that node's parents have theirs. A parent's bit may be set in vain, and stays
-//!   for good: nobody who looks for a dirty page may find it gone for a moment. Who marks a page sets the bits from below,
-//!   and again if there is a new root by then; who makes a root sets its bit for the old one;
-//! - a page that has a folio has its bit of these in its node, and a node that has such a page has one in its parent. Those bits
-//!   change under the lock `change`, and say neither more nor less while nobody has that.
+//! - a slot for a large folio may have the address of its bytes while all of it is present. It is set under the lock
+//!   `change`, and cleared under it by whoever exclusively holds a page that is no longer present, before they release
+//!   it;
+//! - folios are added and removed under the lock `change`, one at a time;
+//! - a dirty page has its bit set in its node, and that node in its parents. A parent's bit may be set needlessly, and
+//!   then stays for good, so that a search never misses a dirty page for a moment. Marking a page sets the bits from
+//!   below, and again if there is a new root by then. Whoever makes a root sets its bit for the old one;
+//! - a page with a folio has its folio bit set in its node, and a node with such a page has one in its parent. Those
+//!   bits change under the lock `change`, and are exact while nobody holds it.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -25,19 +26,19 @@ use super::counted::Guard;
 use super::folio::Folio;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// How wide nodes are, and by how many bits those below [`LARGE_LEVEL`] have fewer pages. In a model they are so small that a
-/// file of a few pages has large folios, and a tree of several levels.
+/// Log2 of a node's slots, and by how many bits nodes below [`LARGE_LEVEL`] cover fewer pages. In a model they are so
+/// small that a file of a few pages has large folios and a tree of several levels.
 const SLOT_BITS: u32 = if cfg!(shuttle) { 2 } else { 6 };
 const NARROW_BITS: u32 = if cfg!(shuttle) { 1 } else { 3 };
 const SLOTS: usize = 1 << SLOT_BITS;
-/// The level whose slots stand for as many pages as the largest folio has.
+/// The level whose slots cover as many pages as the largest folio has.
 const LARGE_LEVEL: u32 = 2;
 /// Pages of the largest folio.
 pub(super) const LARGE_PAGES: u64 = 1 << shift_of(LARGE_LEVEL);
-/// Levels of a tree that covers all pages there can be.
+/// Levels of a tree that covers all possible pages.
 const LEVELS_MAX: usize = (u64::BITS - 1 + NARROW_BITS).div_ceil(SLOT_BITS) as usize;
 
-/// The number of pages, as a power of two, that a slot of a node stands for.
+/// Log2 of the number of pages that a slot on this level covers.
 const fn shift_of(level: u32) -> u32 {
     level * SLOT_BITS - if level < LARGE_LEVEL { 0 } else { NARROW_BITS }
 }
@@ -47,20 +48,20 @@ const fn shift_of(level: u32) -> u32 {
 struct Node {
     slots: [Slot; SLOTS],
     dirty: AtomicU64,
-    /// Which slots have folios, or nodes that have some.
+    /// Which slots have folios, or nodes with folios.
     folios: AtomicU64,
-    /// Which slots that stand for large folios were found lately.
+    /// Which slots of large folios were found recently.
     used: AtomicU64,
-    /// 0: slots hold folios; if not, nodes of one level less.
+    /// 0: its slots have folios; otherwise nodes of one level less.
     level: u32,
 }
 
-/// What a node has of a page, or of the pages below.
+/// What a node has for a page, or for the pages below.
 #[derive(Debug)]
 struct Slot {
-    /// A folio, or a node.
+    /// A folio or a node.
     below: AtomicPtr<()>,
-    /// Of a page, or of a large folio, all of which is present: where its bytes are. So who reads it need not look at its folio.
+    /// The bytes of a page, or of a large folio, that is completely present. So readers need not look at the folio.
     whole: AtomicPtr<u8>,
 }
 
@@ -97,20 +98,20 @@ impl Node {
     }
 }
 
-/// The slot of a page in its node of a level.
+/// The slot of a page in its node on a level.
 #[inline]
 fn slot_at(level: u32, page: u64) -> usize {
     let slots = if level + 1 == LARGE_LEVEL { SLOTS >> NARROW_BITS } else { SLOTS };
     (page >> shift_of(level)) as usize & (slots - 1)
 }
 
-/// The slot of a page in its node of the lowest level.
+/// The slot of a page in its leaf.
 #[inline]
 fn leaf_slot(page: u64) -> usize {
     slot_at(0, page)
 }
 
-/// The nodes of the lowest level that pages are in: the first page in each, and the bits of all.
+/// The leaves of a range of pages: the first page in each, and the bits of all its pages.
 #[inline]
 fn leaves_of(pages: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
     let mut at = pages.start;
@@ -122,19 +123,19 @@ fn leaves_of(pages: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// The slots of a leaf that these bits stand for, which adjoin.
+/// The adjacent slots of a leaf for these bits.
 fn slots_of(leaf: &Node, bits: u64) -> &[Slot] {
     let first = bits.trailing_zeros() as usize;
     &leaf.slots[first..first + bits.count_ones() as usize]
 }
 
-/// Where the bytes of a page are, in a large folio.
+/// The offset of a page in a large folio.
 #[inline]
 fn within_large(page: u64, page_log: u32) -> usize {
     ((page & (LARGE_PAGES - 1)) << page_log) as usize
 }
 
-/// What a search for a large folio ends with.
+/// The result of a search for a large folio.
 enum Found<'a> {
     Large(&'a Node),
     Leaf(&'a Node),
@@ -146,7 +147,7 @@ pub(super) struct Index {
     root: AtomicPtr<Node>,
 }
 
-/// The lock `change` is held: proof for what changes the index.
+/// Proof that the lock `change` is held, for changes of the index.
 pub(super) struct Changing<'a>(PhantomData<&'a ()>);
 
 impl<'a> Changing<'a> {
@@ -166,14 +167,14 @@ impl Index {
         unsafe { self.root.load(Ordering::SeqCst).as_ref() }
     }
 
-    /// The node of the lowest level for a page.
+    /// The leaf for a page.
     #[inline]
     fn leaf(&self, page: u64) -> Option<&Node> {
         let root = self.root()?;
         if root.covers(page) { self.leaf_below(root, page) } else { None }
     }
 
-    /// Where the bytes of a page are of which all is present, if that is known. Notes that somebody wanted it.
+    /// The address of a completely present page's bytes, if it is known. Notes that the folio was used.
     ///
     /// # Safety
     /// As for [`folio`](Self::folio).
@@ -203,8 +204,8 @@ impl Index {
         Some(bytes)
     }
 
-    /// Where the bytes of a page are of which all is present, or was a moment ago: the caller holds nothing, and may not touch
-    /// them.
+    /// The address of a page's bytes if all of it is present, or was a moment ago. The caller holds nothing, and must
+    /// not access them.
     #[inline]
     pub(super) fn address_of_whole(&self, page: u64, page_log: u32) -> Option<*const u8> {
         let leaf = match self.large_or_leaf(page)? {
@@ -221,7 +222,7 @@ impl Index {
         (!bytes.is_null()).then_some(bytes.cast_const())
     }
 
-    /// The node that has the slot for the large folio of a page, or the leaf of a page in a tree that is too low for one.
+    /// The node with the slot for the large folio of a page, or the page's leaf if the tree is too low for one.
     #[inline]
     fn large_or_leaf(&self, page: u64) -> Option<Found<'_>> {
         let mut node = self.root()?;
@@ -237,11 +238,11 @@ impl Index {
         Some(Found::Large(node))
     }
 
-    /// The leaf of a page, from a node on that covers it.
+    /// The leaf of a page below a node that covers it.
     #[inline]
     fn leaf_below<'a>(&'a self, node: &'a Node, page: u64) -> Option<&'a Node> {
         let mut node = node;
-        // A node's level is in a line of its own, which is far from a processor that has not been here lately.
+        // A node's level is in a line of its own, which is costly for a processor that has not been here recently.
         for level in (1..=node.level).rev() {
             debug_assert_eq!(node.level, level, "a level has nodes of one level");
             node = node.child(slot_at(level, page))?;
@@ -249,7 +250,7 @@ impl Index {
         Some(node)
     }
 
-    /// The slot for the large folio of a page, and the node that has it.
+    /// The slot for the large folio of a page, and its node.
     fn large(&self, page: u64) -> Option<(&Node, usize)> {
         match self.large_or_leaf(page)? {
             Found::Large(node) => Some((node, node.slot_of(page))),
@@ -257,7 +258,7 @@ impl Index {
         }
     }
 
-    /// Says of a large folio that all of it is present, if that is so.
+    /// Records that all of a large folio is present, if it is.
     pub(super) fn set_large_whole(&self, folio: &Folio, _changing: &Changing<'_>) {
         debug_assert!(folio.is_large(), "it has a slot");
         if let Some((node, slot)) = self.large(folio.pages().start)
@@ -268,20 +269,20 @@ impl Index {
         }
     }
 
-    /// Whether it is said of a large folio that all of it is present.
+    /// Whether all of a large folio is recorded as present.
     pub(super) fn is_large_whole(&self, folio: &Folio) -> bool {
         let large = self.large(folio.pages().start);
         large.is_some_and(|(node, slot)| !node.slots[slot].whole.load(Ordering::Acquire).is_null())
     }
 
-    /// Something of a large folio is not present any more, or there is none.
+    /// Something of a large folio is no longer present, or it does not exist.
     pub(super) fn clear_large_whole(&self, page: u64, _changing: &Changing<'_>) {
         if let Some((node, slot)) = self.large(page) {
             node.slots[slot].whole.store(ptr::null_mut(), Ordering::Release);
         }
     }
 
-    /// Whether a large folio was found since it was last asked.
+    /// Whether a large folio was found since this was last called.
     pub(super) fn take_use(&self, page: u64) -> bool {
         self.large(page).is_some_and(|(node, slot)| {
             let bit = 1 << slot;
@@ -290,13 +291,13 @@ impl Index {
         })
     }
 
-    /// Whether a page is dirty. Needs no hold, and what it says may be over.
+    /// Whether a page is dirty. Needs no hold; the answer may be outdated.
     #[inline]
     pub(super) fn is_dirty(&self, page: u64) -> bool {
         self.leaf(page).is_some_and(|leaf| leaf.dirty.load(Ordering::SeqCst) >> leaf_slot(page) & 1 != 0)
     }
 
-    /// All of a page is present in `folio`, which is that page's, or not any more. The caller holds the page exclusively.
+    /// All of a page is present in `folio`, its folio; or, if `None`, no longer. The caller holds the page exclusively.
     pub(super) fn set_whole(&self, page: u64, folio: Option<&Folio>) {
         let bytes = folio.map_or(ptr::null_mut(), |folio| folio.bytes_of_page(page));
         if let Some(leaf) = self.leaf(page) {
@@ -321,7 +322,8 @@ impl Index {
         self.leaf(page).is_none_or(|leaf| leaf.slots[leaf_slot(page)].below.load(Ordering::Acquire).is_null())
     }
 
-    /// How many pages the folio of a page has; 0 if it has none. The caller has the lock `change`, so that none goes.
+    /// How many pages the folio of a page has; 0 if there is none. The caller has the lock `change`, so that no folio
+    /// is removed.
     pub(super) fn folio_len(&self, page: u64) -> u64 {
         let Some(leaf) = self.leaf(page) else { return 0 };
         let folio = leaf.slots[leaf_slot(page)].below.load(Ordering::Acquire).cast::<Folio>();
@@ -329,7 +331,7 @@ impl Index {
         unsafe { folio.as_ref() }.map_or(0, |folio| folio.pages().end - folio.pages().start)
     }
 
-    /// Puts a folio in, whose pages have none.
+    /// Adds a folio whose pages have none.
     pub(super) fn insert(&self, folio: Box<Folio>, changing: &Changing<'_>) {
         let pages = folio.pages();
         let folio = Box::into_raw(folio);
@@ -347,21 +349,21 @@ impl Index {
         }
     }
 
-    /// Pages of one leaf, from `page` on, have a folio, or none any more. The caller has the lock `change`.
+    /// Sets or clears the folio bits of pages of one leaf from `page` on. The caller has the lock `change`.
     fn note_folios(&self, page: u64, bits: u64, are_there: bool) {
         for node in self.path(page).into_iter().flatten() {
             let bits = if node.level == 0 { bits } else { 1 << node.slot_of(page) };
             let before = node.folios.load(Ordering::Acquire);
             let now = if are_there { before | bits } else { before & !bits };
             node.folios.store(now, Ordering::Release);
-            // The nodes above have the same to say as before.
+            // Nothing changes for the nodes above.
             if (before == 0) == (now == 0) {
                 break;
             }
         }
     }
 
-    /// The nodes that a page is in, each in the place of its level.
+    /// The nodes of a page, indexed by level.
     fn path(&self, page: u64) -> [Option<&Node>; LEVELS_MAX] {
         let mut path = [None; LEVELS_MAX];
         let mut at = self.root();
@@ -372,7 +374,7 @@ impl Index {
         path
     }
 
-    /// Takes a folio out.
+    /// Removes a folio.
     ///
     /// # Safety
     /// The caller holds all bytes of the folio exclusively in the file's range lock, or has the file alone.
@@ -403,7 +405,7 @@ impl Index {
         while !root.covers(page) {
             let above = Node::new(root.level + 1);
             above.slots[0].below.store(ptr::from_ref(root).cast_mut().cast(), Ordering::Release);
-            // Who marks a page right now may not know of the new root.
+            // A thread that is marking a page right now may not know of the new root.
             above.dirty.store(1, Ordering::SeqCst);
             let has_some = root.folios.load(Ordering::Acquire) != 0;
             above.folios.store(u64::from(has_some), Ordering::Release);
@@ -426,12 +428,12 @@ impl Index {
         self.root().expect("it was just made")
     }
 
-    /// Marks pages that have folios as dirty; gives how many were not.
+    /// Marks pages that have folios as dirty. Returns how many were not.
     pub(super) fn mark_dirty(&self, pages: Range<u64>) -> u64 {
         leaves_of(pages).map(|(page, bits)| self.mark_dirty_in_leaf(page, bits)).sum()
     }
 
-    /// The same for pages of the lowest node that has `page`, which is one of them.
+    /// The same for pages of one leaf, which has `page`, one of them.
     fn mark_dirty_in_leaf(&self, page: u64, bits: u64) -> u64 {
         let mut new = 0;
         loop {
@@ -449,7 +451,7 @@ impl Index {
         }
     }
 
-    /// Takes the marks of pages; gives how many had one.
+    /// Clears the dirty marks of pages. Returns how many had one.
     pub(super) fn clear_dirty(&self, pages: Range<u64>) -> u64 {
         let clear = |(page, bits): (u64, u64)| {
             let leaf = self.leaf(page)?;
@@ -470,7 +472,7 @@ impl Index {
         if root.covers(page) { next_folio(root, 0, page) } else { None }
     }
 
-    /// Every folio, for who has the file alone.
+    /// Calls `gone` with every folio and frees it. The caller has the file alone.
     pub(super) fn drain(&mut self, mut gone: impl FnMut(&Folio)) {
         let root = std::mem::replace(self.root.get_mut(), ptr::null_mut());
         if !root.is_null() {
@@ -485,7 +487,7 @@ impl Drop for Index {
     }
 }
 
-/// The numbers of the set bits from `first` on.
+/// The positions of the set bits from `first` on.
 fn set_bits(word: u64, first: usize) -> impl Iterator<Item = usize> {
     let mut left = word & u64::MAX << first;
     std::iter::from_fn(move || {
@@ -495,17 +497,17 @@ fn set_bits(word: u64, first: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// `base`: the first page that the node covers.
+/// `base` is the first page that the node covers.
 fn next_dirty(node: &Node, base: u64, from: u64) -> Option<u64> {
     next_marked(node, base, from, &|node| node.dirty.load(Ordering::SeqCst))
 }
 
-/// `base`: the first page that the node covers.
+/// `base` is the first page that the node covers.
 fn next_folio(node: &Node, base: u64, from: u64) -> Option<u64> {
     next_marked(node, base, from, &|node| node.folios.load(Ordering::Acquire))
 }
 
-/// The first page from `from` on whose bit is set in the word of its node; `base`: the first page that the node covers.
+/// The first page from `from` on whose bit is set in its node's `word`. `base` is the first page that the node covers.
 fn next_marked(node: &Node, base: u64, from: u64, word: &impl Fn(&Node) -> u64) -> Option<u64> {
     let shift = shift_of(node.level);
     let first = if from > base { ((from - base) >> shift) as usize } else { 0 };
@@ -521,7 +523,7 @@ fn next_marked(node: &Node, base: u64, from: u64, word: &impl Fn(&Node) -> u64) 
     })
 }
 
-/// Frees a node, which covers pages from `base` on, and all below it.
+/// Frees a node, which covers pages from `base` on, and everything below it.
 fn drain(node: *mut Node, base: u64, gone: &mut impl FnMut(&Folio)) {
     // SAFETY: nodes are made as boxes, each has one parent, and the index is going: nobody else has it.
     let mut node = unsafe { Box::from_raw(node) };
@@ -688,7 +690,8 @@ mod tests {
         assert_eq!(index.next_dirty(0), None);
     }
 
-    /// Who looked beside it took a parent's bit for a moment, and the one who had marked the page did not find it.
+    /// Regression: a concurrent search cleared a parent's bit for a moment, and the thread that had marked the page did
+    /// not find it.
     #[test]
     fn who_marked_a_page_finds_it_beside_others_who_look() {
         let (index, change) = (Index::new(), Mutex::new(&counted::FOLIOS, ()));

@@ -1,11 +1,13 @@
 //! Buffered I/O: pages of files in memory, and how they get to the device.
 //!
-//! - [`PageCache`]: what all files of a volume share: the bound on memory, who is let go, which files are to be written back.
-//! - [`BufferedFile`]: one file, read and written through its pages, past them, or both at once.
+//! - [`PageCache`]: what all files of a volume share: the memory limit, eviction, and which files are to be written
+//!   back.
+//! - [`BufferedFile`]: one file, read and written through its pages, without them, or both at once.
 //!
-//! The file's range lock is the lock of its pages too. Who reads or writes bytes holds these bytes and no more, so that a
-//! reader never sees half a write, and writers to other ranges never wait. Who brings a block into memory, or makes a clean
-//! one dirty, holds that block exclusively; who lets a folio go holds all of it exclusively. So a search needs no lock.
+//! The file's range lock is also the lock of its pages. Whoever reads or writes bytes holds exactly these bytes. So a
+//! reader never sees half a write, and writers to other ranges never wait. Bringing a block into memory, or making a
+//! clean one dirty, needs that block held exclusively; evicting a folio needs all of it held exclusively. So a search
+//! needs no lock.
 
 mod buffered;
 mod coherence;

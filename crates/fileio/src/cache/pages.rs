@@ -1,12 +1,13 @@
-//! The pages of one file in memory, and the end of the file as those see it who read through them.
+//! The pages of one file in memory, and the file's end as seen through them.
 //!
 //! Invariants:
-//! - bytes of a present block behind the end of the file are zeroes;
-//! - a page with a dirty block has its mark in the index, and no other has; the file's and the pool's counts of dirty bytes have
-//!   the page. Who makes it dirty or clean does one behind the other, while they hold those blocks exclusively, or all of the
-//!   page against writers and others who write back; so both agree for whoever holds all of a page in one of these ways;
-//! - the file ends in memory where it ends on the device, or behind that: then some page behind the end on the device is
-//!   dirty, or its write-back is telling so.
+//! - bytes of a present block past the end of the file are zeroes;
+//! - a page is marked in the index, and counted in the file's and the pool's dirty bytes, if and only if it has a dirty
+//!   block. Whoever makes it dirty or clean updates these one after the other, while holding those blocks exclusively,
+//!   or all of the page against writers and other write-back. So they agree for whoever holds all of a page in one of
+//!   these ways;
+//! - the file's end in memory is the same as on the device or behind it. In the latter case some page past the end on
+//!   the device is dirty, or its write-back is about to tell the map.
 //!
 //! Offsets and lengths are bytes of the file.
 
@@ -21,12 +22,12 @@ use super::index::{Changing, Index, LARGE_PAGES};
 use super::pool::{CachedFile, PageCache};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// The size of a page, unless blocks are larger.
+/// Log2 of the page size, unless blocks are larger.
 const PAGE_LOG_MIN: u32 = 12;
-/// The largest folio, in bytes: what hosts have as large pages.
+/// Maximum folio size in bytes: the size of the host's large pages.
 const FOLIO_BYTES_MAX: u64 = LARGE_PAGES << PAGE_LOG_MIN;
 const _: () = assert!(cfg!(shuttle) || FOLIO_BYTES_MAX == 2 << 20);
-/// How much of a request is fetched before it begins: its begin. The rest would stand before the lock's own memory.
+/// How much of a request is prefetched: only its beginning. More would delay the memory of the lock itself.
 const PREFETCH_BYTES_MAX: usize = 256;
 
 /// See above.
@@ -61,13 +62,13 @@ impl Pages {
         &self.pool
     }
 
-    /// Where the file ends for who reads through the pages.
+    /// The file's size for readers of the pages.
     #[inline]
     pub(super) fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    /// The caller holds the block that the end lies in exclusively, and the block of the new end.
+    /// The caller exclusively holds the block with the end, and that with the new end.
     pub(super) fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
@@ -80,13 +81,13 @@ impl Pages {
         offset >> self.page_log
     }
 
-    /// The whole pages that a range touches.
+    /// The whole pages that contain a range.
     pub(super) fn pages_around(&self, range: &Range<u64>) -> Range<u64> {
         let mask = self.page_size() - 1;
         range.start & !mask..range.end.saturating_add(mask) & !mask
     }
 
-    /// The whole blocks that a range touches.
+    /// The whole blocks that contain a range.
     pub(super) fn blocks_around(&self, range: &Range<u64>) -> Range<u64> {
         let mask = (1u64 << self.block_log) - 1;
         range.start & !mask..range.end.saturating_add(mask) & !mask
@@ -98,7 +99,7 @@ impl Pages {
         self.dirty.load(Ordering::SeqCst) > 0
     }
 
-    /// The first byte of the first dirty page from that of `offset` on. Needs no hold, and what it says may be over.
+    /// The first byte of the first dirty page from that of `offset` on. Needs no hold; the answer may be outdated.
     pub(super) fn next_dirty(&self, offset: u64) -> Option<u64> {
         if !self.is_dirty() {
             return None;
@@ -106,12 +107,12 @@ impl Pages {
         self.index.next_dirty(self.page_of(offset)).map(|page| page << self.page_log)
     }
 
-    /// Whether a page that `range` touches is dirty. Needs no hold.
+    /// Whether any page in `range` is dirty. Needs no hold.
     pub(super) fn is_dirty_in(&self, range: &Range<u64>) -> bool {
         self.next_dirty(range.start).is_some_and(|at| at < range.end)
     }
 
-    /// The folio that has byte `offset`, that byte's place in it, and how many of `len` bytes from there it has.
+    /// The folio with byte `offset`, the byte's position in it, and how many of `len` bytes from there it has.
     ///
     /// # Safety
     /// As for [`Index::folio`].
@@ -123,8 +124,8 @@ impl Pages {
         Some((folio, at, len.min(folio.len() - at)))
     }
 
-    /// Has the processor fetch bytes that are in memory, of one page at most, while their range is being taken: both take
-    /// long where others used them last. Needs no hold.
+    /// Makes the processor prefetch bytes in memory, from at most one page, while their range is being locked: both
+    /// take long if another processor used them last. Needs no hold.
     #[inline]
     pub(super) fn prefetch(&self, offset: u64, len: usize) {
         if let Some(page) = self.index.address_of_whole(self.page_of(offset), self.page_log) {
@@ -132,7 +133,7 @@ impl Pages {
         }
     }
 
-    /// Copies what is present from byte `offset` on, up to the first block that is not; gives how many bytes.
+    /// Copies what is present from byte `offset` on, up to the first block that is not. Returns the number of bytes.
     ///
     /// # Safety
     /// The caller holds these bytes.
@@ -170,7 +171,7 @@ impl Pages {
         done
     }
 
-    /// Where byte `offset` is in its page.
+    /// The offset of byte `offset` in its page.
     #[inline]
     fn in_page(&self, offset: u64) -> usize {
         (offset & (self.page_size() - 1)) as usize
@@ -181,7 +182,7 @@ impl Pages {
         len <= self.page_size() as usize - self.in_page(offset)
     }
 
-    /// Whether the block of byte `offset` is present, and how many bytes from there up to `end` are as it is.
+    /// Whether the block of byte `offset` is present, and how many bytes from there up to `end` have the same state.
     ///
     /// # Safety
     /// The caller holds these bytes.
@@ -189,8 +190,8 @@ impl Pages {
         self.run_of(Mark::Present, offset, end)
     }
 
-    /// Whether the block of byte `offset` has a mark, and how many bytes from there up to `end` are as it is. The caller
-    /// holds these bytes.
+    /// Whether the block of byte `offset` has a mark, and how many bytes from there up to `end` have the same state.
+    /// The caller holds these bytes.
     fn run_of(&self, mark: Mark, offset: u64, end: u64) -> (bool, u64) {
         let mut at = offset;
         let mut first = None;
@@ -214,7 +215,7 @@ impl Pages {
         (first.unwrap_or(false), at - offset)
     }
 
-    /// As [`presence`](Self::presence), of being dirty.
+    /// Like [`presence`](Self::presence), for dirty blocks.
     ///
     /// # Safety
     /// The caller holds these bytes.
@@ -229,7 +230,7 @@ impl Pages {
     #[inline]
     pub(super) unsafe fn is_dirty_all_over(&self, offset: u64, len: usize) -> bool {
         if self.has_one_block_a_page() && self.is_in_one_page(offset, len) {
-            // Some of the block is held, and who makes it dirty or clean holds all of it.
+            // Some of the block is held, and making it dirty or clean needs all of it held.
             debug_assert!(self.agree_on_dirt(offset..offset + len as u64));
             return self.index.is_dirty(self.page_of(offset));
         }
@@ -237,14 +238,15 @@ impl Pages {
         unsafe { self.dirt(offset, offset + len as u64) == (true, len as u64) }
     }
 
-    /// Whether what is said of a page is said of a block: where others may hold other blocks of a page, it is not.
+    /// Whether a page is one block, so that the state of a page is that of a block. Otherwise others may hold other
+    /// blocks of a page.
     #[inline]
     fn has_one_block_a_page(&self) -> bool {
         self.page_log == self.block_log
     }
 
-    /// Whether the index has the marks of the pages that `bytes` touch, and those alone, of which some block is dirty. The caller
-    /// holds the pages so that nobody makes any of their blocks dirty or clean: see above.
+    /// Whether the index has marked those pages of `bytes` that have a dirty block, and no others. The caller holds the
+    /// pages so that nobody makes any of their blocks dirty or clean: see above.
     fn agree_on_dirt(&self, bytes: Range<u64>) -> bool {
         let mut pages = self.page_of(bytes.start)..self.page_of(bytes.end - 1) + 1;
         pages.all(|page| {
@@ -254,7 +256,7 @@ impl Pages {
         })
     }
 
-    /// As [`presence`](Self::presence), of having space reserved.
+    /// Like [`presence`](Self::presence), for blocks with reserved space.
     ///
     /// # Safety
     /// The caller holds these bytes.
@@ -262,7 +264,8 @@ impl Pages {
         self.run_of(Mark::Delayed, offset, end)
     }
 
-    /// Does something with each folio that has some of `range`, which has folios all over if `all`: with its bytes.
+    /// Calls `work` for each folio that has some of `range`, with its bytes. If `all`, folios must cover the whole
+    /// range.
     fn each(&self, range: Range<u64>, mut work: impl FnMut(&Folio, Range<usize>, u64)) {
         let mut at = range.start;
         while at < range.end {
@@ -346,7 +349,7 @@ impl Pages {
         done
     }
 
-    /// Whole blocks of pages that have folios hold what the file has.
+    /// Marks whole blocks of pages that have folios as present: they have the file's content.
     ///
     /// # Safety
     /// The caller holds these blocks exclusively.
@@ -358,7 +361,7 @@ impl Pages {
         });
     }
 
-    /// Says of a large folio that all of it is present, when it is.
+    /// Records that all of a large folio is present, once it is.
     fn note_large_whole(&self, folio: &Folio) {
         let may_be = folio.is_large() && self.has_one_block_a_page() && folio.is_all_present();
         if may_be && !self.index.is_large_whole(folio) {
@@ -367,8 +370,8 @@ impl Pages {
         }
     }
 
-    /// Bytes of whole blocks of `folio`, or of any, are all present from now on, or not any more: then who reads a page finds
-    /// it in the index.
+    /// Records in the index that whole blocks of `folio` are completely present, or, if `None`, that they no longer
+    /// are. So a reader of a page finds it in the index.
     fn set_whole(&self, at: u64, len: usize, folio: Option<&Folio>) {
         if self.has_one_block_a_page() {
             let pages = self.page_of(at)..self.page_of(at + len as u64 - 1) + 1;
@@ -376,7 +379,7 @@ impl Pages {
         }
     }
 
-    /// What is present and clean of whole blocks is forgotten, and folios that have no other blocks go. None of them is dirty.
+    /// Drops what is present of whole blocks, none of which is dirty. Folios without other blocks are removed.
     ///
     /// # Safety
     /// The caller holds these blocks exclusively.
@@ -403,8 +406,8 @@ impl Pages {
         }
     }
 
-    /// The same of blocks of one folio. What was forgotten before is not gone through again, as each cut would of a file that is
-    /// cut off piece by piece.
+    /// The same for blocks of one folio. What was dropped before is not visited again, as each cut would do when a file
+    /// is cut off piece by piece.
     fn forget_some(&self, folio: &Folio, blocks: Range<usize>) {
         let present = folio.span(Mark::Present, blocks);
         if present.is_empty() {
@@ -415,13 +418,13 @@ impl Pages {
         self.set_whole(at, bytes.len(), None);
         folio.clear(Mark::Present, present);
         if folio.is_large() {
-            // Behind the marks, which are looked at under the lock before it is said that all is present.
+            // After the marks: they are checked under the lock before a folio is recorded as completely present.
             let change = self.change.lock();
             self.index.clear_large_whole(folio.pages().start, &Changing::with(&change));
         }
     }
 
-    /// Takes a folio out of memory.
+    /// Removes a folio from memory.
     ///
     /// # Safety
     /// The caller holds all of its bytes exclusively, and has looked it up since.
@@ -433,14 +436,14 @@ impl Pages {
         self.pool.went(folio.len() as u64);
     }
 
-    /// Present blocks become dirty.
+    /// Makes present blocks dirty.
     ///
     /// # Safety
     /// The caller holds these blocks exclusively.
     pub(super) unsafe fn set_dirty(&self, blocks: Range<u64>) {
         self.each(blocks.clone(), |folio, bytes, _| folio.set(Mark::Dirty, folio.blocks_of(&bytes)));
         let pages = self.page_of(blocks.start)..self.page_of(blocks.end - 1) + 1;
-        // Counted before they are marked: who finds a mark set already may look at the count.
+        // Count before marking: whoever finds a mark set may read the count.
         let most = pages.end - pages.start;
         self.dirty.fetch_add(most, Ordering::SeqCst);
         let new = self.index.mark_dirty(pages);
@@ -453,7 +456,7 @@ impl Pages {
         }
     }
 
-    /// Whole pages are as the device has them.
+    /// Marks whole pages as clean: they are as on the device.
     ///
     /// # Safety
     /// The caller holds them so that nobody writes to them, and nobody else writes them back.
@@ -466,10 +469,10 @@ impl Pages {
         self.pool.dirty_changed(-(gone << self.page_log).cast_signed());
     }
 
-    /// For blocks some space is reserved, or not any more.
+    /// Records whether blocks have reserved space.
     ///
     /// # Safety
-    /// The caller holds them exclusively, or writes them back, alone, and keeps writers out.
+    /// The caller holds them exclusively, or is the only one that writes them back, and keeps writers out.
     pub(super) unsafe fn set_delayed(&self, blocks: Range<u64>, is_delayed: bool) {
         self.each(blocks, |folio, bytes, _| {
             let blocks = folio.blocks_of(&bytes);
@@ -477,7 +480,7 @@ impl Pages {
         });
     }
 
-    /// Sees to it that all pages that `range` touches have folios, large ones where nothing is in the way.
+    /// Ensures that all pages of `range` have folios, large ones if nothing is in the way.
     ///
     /// # Safety
     /// The caller holds these bytes.
@@ -492,7 +495,7 @@ impl Pages {
             let change = self.change.lock();
             let pages = self.free_pages(page, end);
             if pages.is_empty() {
-                // Somebody who holds other bytes of it was faster.
+                // Another thread, which holds other bytes of it, was faster.
                 continue;
             }
             let len = pages.end - pages.start;
@@ -505,8 +508,8 @@ impl Pages {
         }
     }
 
-    /// The pages of a new folio that has `page`: as many as are wanted up to `end`, or as the one before has twice, if they
-    /// are free and begin at a multiple of their number.
+    /// The pages of a new folio that has `page`: as many as are wanted up to `end`, or twice as many as the previous
+    /// folio has, if they are free and aligned to their number.
     fn free_pages(&self, page: u64, end: u64) -> Range<u64> {
         if !self.index.is_free(page) {
             return page..page;
@@ -525,7 +528,7 @@ impl Pages {
         page..page + len
     }
 
-    /// Lets a folio go if it is clean and was not wanted lately.
+    /// Evicts a folio if it is clean and was not used recently.
     ///
     /// # Safety
     /// The caller holds all bytes of these pages exclusively.
@@ -533,7 +536,7 @@ impl Pages {
         // SAFETY: the caller's promise.
         let Some(folio) = (unsafe { self.index.folio(pages.start) }) else { return true };
         if folio.pages() != *pages {
-            // Another one by now, of which the pool knows.
+            // It is another folio by now, which the pool knows.
             return true;
         }
         debug_assert!(self.agree_on_dirt(self.bytes_of(pages)), "whole pages are held exclusively");
@@ -546,13 +549,13 @@ impl Pages {
         true
     }
 
-    /// Bytes from page to page of a folio.
+    /// The bytes of a range of pages.
     pub(super) fn bytes_of(&self, pages: &Range<u64>) -> Range<u64> {
         pages.start << self.page_log..pages.end << self.page_log
     }
 
-    /// Whether as many pages are dirty as were counted, and of each the index and its folio say the same. The caller has the
-    /// file alone.
+    /// Whether the number of dirty pages is what was counted, and the index and the folio of each agree. The caller has
+    /// the file alone.
     fn counts_agree(&self) -> bool {
         let mut folios =
             std::iter::successors(self.index.next_folio(0), |page| self.index.next_folio(page + 1));
@@ -561,10 +564,10 @@ impl Pages {
         agree && dirty.count() as u64 == self.dirty.load(Ordering::SeqCst)
     }
 
-    /// Forgets everything, for who has the file alone; gives for how many bytes space was reserved.
+    /// Drops everything. The caller has the file alone. Returns for how many bytes space was reserved.
     pub(super) fn abandon(&mut self) -> u64 {
         let (mut bytes, mut delayed) = (0, 0);
-        // Nobody is at work on it, but for one who panicked.
+        // Nobody is using it, except for a thread that panicked.
         debug_assert!(std::thread::panicking() || self.counts_agree());
         self.index.drain(|folio| {
             bytes += folio.len() as u64;

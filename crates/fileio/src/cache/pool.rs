@@ -1,10 +1,10 @@
-//! What all cached files of a volume share: the bound on memory, and who is to be let go or written back next.
+//! What all cached files of a volume share: the memory limit, and what is evicted or written back next.
 //!
 //! Invariants:
-//! - nobody who holds a range waits here: memory is given at once, and who is about to make pages dirty waits before, with
-//!   nothing held ([`PageCache::make_room`]);
-//! - a file with dirty pages is waiting here or being written back, and kept in memory by that;
-//! - a folio is let go only while nobody holds any byte of it; one that is dirty stays.
+//! - nobody who holds a range waits here: memory is given immediately, and whoever is about to make pages dirty waits
+//!   before that, with nothing held ([`PageCache::make_room`]);
+//! - a file with dirty pages is in the queue here or being written back, which keeps it in memory;
+//! - a folio is evicted only while nobody holds any byte of it. A dirty one stays.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -17,16 +17,16 @@ use super::folio::Trace;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::parking::Condvar;
 
-/// How many folios are looked at, at most, for each that is to be let go.
+/// Maximum number of folios that are checked for each one to be evicted.
 const LOOKS: usize = 64;
-/// How old the changes of a file get before they are written back without need.
+/// Age of a file's changes at which they are written back without need.
 const AGE_MAX: Duration = Duration::from_secs(5);
-/// How often is attempted what lacks space.
+/// How often something is tried that lacks space.
 const ATTEMPTS: usize = 4;
-/// How long who waits for others to write back sleeps at most before they look again.
+/// How long a thread that waits for write-back by others sleeps at most before it checks again.
 const NAP: Duration = Duration::from_millis(5);
 
-/// What came of letting a folio go.
+/// The result of evicting a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Evicted {
     /// It is gone.
@@ -35,18 +35,18 @@ pub(super) enum Evicted {
     Stays,
 }
 
-/// A file, as the pool sees it.
+/// A file as the pool sees it.
 pub(super) trait CachedFile: Send + Sync {
-    /// Lets the folio of these pages go, if it is clean, nobody holds it, and nobody wanted it since it was last asked.
+    /// Evicts the folio of these pages if it is clean, nobody holds it, and nobody used it since this was last called.
     fn evict(&self, pages: Range<u64>) -> Evicted;
-    /// Writes some of its dirty pages back; whether all of these could be.
+    /// Writes back some of its dirty pages. Returns whether they all could be.
     fn write_some_back(&self) -> bool;
-    /// Writes all pages back that are dirty now.
+    /// Writes back all pages that are dirty now.
     fn write_all_back(&self) -> Result<(), Failure>;
     /// Whether it has dirty pages.
     fn is_dirty(&self) -> bool;
-    /// Its ticket in the line of those that wait to be written back; [`NO_TICKET`] while it does not. Changed by the pool alone,
-    /// under the line's lock.
+    /// Its ticket in the queue for write-back; [`NO_TICKET`] if it is not there. Only the pool changes it, under the
+    /// queue's lock.
     fn ticket(&self) -> &AtomicU64;
 }
 
@@ -56,24 +56,24 @@ struct Folio {
     pages: Range<u64>,
 }
 
-/// That of a file that does not wait.
+/// The ticket of a file that is not in the queue.
 pub(super) const NO_TICKET: u64 = 0;
 
-struct Waiting {
-    /// By their tickets: those that have waited longest come first.
+struct WaitingFiles {
+    /// By ticket: those that have waited longest come first.
     files: BTreeMap<u64, (Instant, Arc<dyn CachedFile>)>,
     last_ticket: u64,
-    /// Those that somebody is writing back.
+    /// Files that are being written back.
     active: Vec<Arc<dyn CachedFile>>,
     is_stopped: bool,
 }
 
-impl Waiting {
+impl WaitingFiles {
     fn new() -> Self {
         Self { files: BTreeMap::new(), last_ticket: NO_TICKET, active: Vec::new(), is_stopped: false }
     }
 
-    /// A file waits, unless it does already, or nobody writes back any more.
+    /// Adds a file to the queue, unless it is there already or write-back has ended.
     fn push(&mut self, since: Instant, file: Arc<dyn CachedFile>) {
         if self.is_stopped || file.ticket().load(Ordering::SeqCst) != NO_TICKET {
             return;
@@ -83,29 +83,29 @@ impl Waiting {
         self.files.insert(self.last_ticket, (since, file));
     }
 
-    /// A file does not wait any more; gives the line's reference, if it did.
+    /// Removes a file from the queue. Returns the queue's reference, if it was there.
     fn remove(&mut self, file: &Arc<dyn CachedFile>) -> Option<Arc<dyn CachedFile>> {
         let ticket = file.ticket().swap(NO_TICKET, Ordering::SeqCst);
         self.files.remove(&ticket).map(|(_, file)| file)
     }
 }
 
-/// What pages may take, told how much they take: others have the rest of the memory.
-type Share = Box<dyn Fn(u64) -> u64 + Send + Sync>;
+/// Returns what pages may take, given how much they take: others have the rest of the memory.
+type CacheShare = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
 /// The page cache of a volume.
 pub struct PageCache {
     limit: AtomicU64,
-    /// Says what the limit is, if that depends on others.
-    share: Option<Share>,
-    /// What pages took when that was asked last, and after how much more or less it is asked again.
+    /// Determines the limit, if that depends on others.
+    share: Option<CacheShare>,
+    /// What pages took when `share` was last called, and after how much more or less it is called again.
     asked: AtomicU64,
     step: u64,
     used: AtomicU64,
     dirty: AtomicU64,
     clock: Mutex<VecDeque<Folio>>,
-    waiting: Mutex<Waiting>,
-    /// There is something to write back, or something was.
+    waiting: Mutex<WaitingFiles>,
+    /// Signalled when there is something to write back, or something was written back.
     changed: Condvar,
     failures: Failures,
 }
@@ -122,18 +122,18 @@ impl std::fmt::Debug for PageCache {
 }
 
 impl PageCache {
-    /// A cache of at most `limit` bytes, but for what is being read or written right now.
+    /// A cache of at most `limit` bytes, in addition to what is being read or written right now.
     pub fn new(limit: u64) -> Arc<Self> {
         Self::make(limit, None)
     }
 
-    /// A cache that has memory in common with others. `share` is told now and then how much pages take, and says how much
-    /// they may; all together have `all`. It is called by whoever reads or writes, who may hold bytes of files.
+    /// A cache that shares memory with others. `share` is told now and then how much pages take, and returns how much
+    /// they may; all together have `all`. It is called by readers and writers, who may hold bytes of files.
     pub fn sharing(all: u64, share: impl Fn(u64) -> u64 + Send + Sync + 'static) -> Arc<Self> {
         Self::make(all, Some(Box::new(share)))
     }
 
-    fn make(limit: u64, share: Option<Share>) -> Arc<Self> {
+    fn make(limit: u64, share: Option<CacheShare>) -> Arc<Self> {
         Arc::new(Self {
             limit: AtomicU64::new(limit),
             share,
@@ -142,7 +142,7 @@ impl PageCache {
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             clock: Mutex::new(&counted::CLOCK, VecDeque::new()),
-            waiting: Mutex::new(&counted::LINE, Waiting::new()),
+            waiting: Mutex::new(&counted::LINE, WaitingFiles::new()),
             changed: Condvar::new(),
             failures: Failures::default(),
         })
@@ -153,17 +153,17 @@ impl PageCache {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Bytes of pages that are newer than what the device has.
+    /// Bytes of dirty pages.
     pub fn dirty(&self) -> u64 {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// The bound in bytes.
+    /// The limit in bytes.
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Asks for the limit, which goes with what others take.
+    /// Updates the limit, which depends on what others take.
     fn ask_for_limit(&self) {
         if let Some(share) = &self.share {
             let used = self.used();
@@ -176,12 +176,12 @@ impl PageCache {
         self.share.is_some() && used.abs_diff(self.asked.load(Ordering::Relaxed)) >= self.step
     }
 
-    /// From how many dirty bytes on they are written back at once.
+    /// The number of dirty bytes from which on they are written back immediately.
     fn dirty_background(&self) -> u64 {
         self.limit() / 8
     }
 
-    /// How many there are at most, but for what is being written right now.
+    /// Maximum number of dirty bytes, in addition to what is being written right now.
     fn dirty_max(&self) -> u64 {
         self.limit() / 2
     }
@@ -194,11 +194,11 @@ impl PageCache {
         }
     }
 
-    /// A folio came to be: others go, if there is too little memory.
+    /// A folio was made. Others are evicted if there is too little memory.
     pub(super) fn came(&self, file: Weak<dyn CachedFile>, trace: Trace, pages: Range<u64>, bytes: u64) {
         let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let mut clock = self.clock.lock();
-        // What is left of others goes as fast as new ones come, and twice.
+        // Traces of removed folios go as fast as new folios come, and twice as fast.
         for _ in 0..2 {
             match clock.pop_front() {
                 Some(folio) if !folio.trace.is_cold() => clock.push_back(folio),
@@ -215,7 +215,7 @@ impl PageCache {
         }
     }
 
-    /// Lets folios go that take memory which others have needed since.
+    /// Evicts folios because others need their memory.
     pub(super) fn keep_bound(&self) {
         self.ask_for_limit();
         let over = self.used().saturating_sub(self.limit());
@@ -224,17 +224,17 @@ impl PageCache {
         }
     }
 
-    /// A folio is gone.
+    /// A folio was removed.
     pub(super) fn went(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Lets folios go until the bound is kept, or until some were looked at in vain.
+    /// Evicts folios until the limit is kept, or until some were checked in vain.
     fn shrink(&self, bytes: u64) {
         let mut looks = LOOKS.max((bytes >> 12) as usize * 2);
         while self.used() > self.limit() && looks > 0 {
             let Some(folio) = self.clock.lock().pop_front() else { return };
-            // Of a file that is closed, nothing is left, nor of pages that were forgotten.
+            // It belongs to a closed file, or its pages were dropped.
             let Some(file) = folio.file.upgrade().filter(|_| !folio.trace.is_cold()) else { continue };
             looks -= 1;
             if file.evict(folio.pages.clone()) == Evicted::Stays {
@@ -245,18 +245,18 @@ impl PageCache {
 
     /// Whether no more pages may become dirty for now.
     #[inline]
-    pub(super) fn is_full_of_dirty(&self) -> bool {
+    pub(super) fn is_over_dirty_limit(&self) -> bool {
         self.dirty() > self.dirty_max()
     }
 
-    /// Waits until a few more pages may become dirty, or until that is not needed any more, which is asked while too many are;
-    /// `false` if that was in vain. The caller holds nothing.
+    /// Waits until a few more pages may become dirty, or until `is_needed` is false, which is called while too many
+    /// are. Returns `false` if that was in vain. The caller holds nothing.
     pub(super) fn make_room(&self, mut is_needed: impl FnMut() -> bool) -> bool {
         if self.used() > self.limit() {
             self.shrink(1 << 20);
         }
         let mut vain = 0;
-        while self.is_full_of_dirty() && vain < 1000 && is_needed() {
+        while self.is_over_dirty_limit() && vain < 1000 && is_needed() {
             let before = self.dirty();
             if !self.write_one_back(true) {
                 drop(self.waiting.lock().wait_for(&self.changed, NAP));
@@ -266,14 +266,15 @@ impl PageCache {
         vain < 1000
     }
 
-    /// A file has dirty pages: it waits, unless it does already. Who finds that it does, finds it in the list, too.
+    /// A file has dirty pages: adds it to the queue, unless it is there. If it is there already, it is also found in
+    /// the list.
     pub(super) fn enqueue(&self, file: Arc<dyn CachedFile>) {
         self.waiting.lock().push(Instant::now(), file);
     }
 
-    /// A file that `is_unwanted` waits no longer, whatever is dirty of it; `false` if it is wanted, if it did not wait, or if
-    /// somebody is writing it back. That is asked under the line's lock: whoever writes all files back finds a file that stays
-    /// in the line.
+    /// Removes a file from the queue if it `is_unwanted`, whatever is dirty of it. Returns `false` if it is wanted, is
+    /// not in the queue, or is being written back. `is_unwanted` is called under the queue's lock: writing back all
+    /// files finds a file that stays in the queue.
     pub(super) fn take_out_if(&self, file: &Arc<dyn CachedFile>, is_unwanted: impl FnOnce() -> bool) -> bool {
         let mut waiting = self.waiting.lock();
         if file.ticket().load(Ordering::SeqCst) == NO_TICKET || !is_unwanted() {
@@ -284,8 +285,8 @@ impl PageCache {
         gone.is_some()
     }
 
-    /// Writes some of the file back that has waited longest, unless it has not waited long and there is room; whether there
-    /// was one, and it could be.
+    /// Writes back some of the file that has waited longest, unless it has not waited long and there is room. Returns
+    /// whether there was one and it could be written.
     pub(super) fn write_one_back(&self, at_once: bool) -> bool {
         let mut waiting = self.waiting.lock();
         let is_due = |since: &Instant| {
@@ -297,12 +298,12 @@ impl PageCache {
         }
         let Some((_, (since, file))) = waiting.files.pop_first() else { return false };
         waiting.active.push(Arc::clone(&file));
-        // Under the lock: who finds it waiting finds it here.
+        // Under the lock: until then it is found in the queue.
         file.ticket().store(NO_TICKET, Ordering::SeqCst);
         drop(waiting);
         let could_be = file.write_some_back();
         let mut waiting = self.waiting.lock();
-        // Before it is anybody's to drop: a dirty file always waits.
+        // Before anybody may drop it: a dirty file is always in the queue.
         if file.is_dirty() {
             waiting.push(since, Arc::clone(&file));
         }
@@ -310,19 +311,19 @@ impl PageCache {
         let active = index.map(|index| waiting.active.swap_remove(index));
         drop(waiting);
         self.changed.notify_all();
-        // Perhaps the last handles of a file, whose end takes its time.
+        // These may be the last handles of a file, whose end takes time.
         drop((active, file));
         could_be
     }
 
-    /// A file was written back: it does not wait any more, unless it is dirty again.
+    /// A file was written back: removes it from the queue, unless it is dirty again.
     pub(super) fn dequeue(&self, file: &Arc<dyn CachedFile>) {
         let mut waiting = self.waiting.lock();
         let ticket = file.ticket().swap(NO_TICKET, Ordering::SeqCst);
         if ticket == NO_TICKET {
             return;
         }
-        // Who made it dirty before may have found that it waits, and so it does.
+        // A thread that made it dirty before this may have found it in the queue, so it must stay there.
         if file.is_dirty() {
             file.ticket().store(ticket, Ordering::SeqCst);
             return;
@@ -332,13 +333,13 @@ impl PageCache {
         drop(gone);
     }
 
-    /// Sleeps until there may be something to write back; `false` when there will be nothing any more.
+    /// Sleeps until there may be something to write back. Returns `false` when there will be nothing any more.
     pub(super) fn wait_for_work(&self) -> bool {
         let waiting = self.waiting.lock();
         !waiting.is_stopped && !waiting.wait_for(&self.changed, AGE_MAX / 5).is_stopped
     }
 
-    /// Writes all pages of all files back that are dirty now. The first failure of those, but all are tried.
+    /// Writes back all pages of all files that are dirty now. Tries all of them, and returns the first failure.
     pub fn write_every_file_back(&self) -> Result<(), Failure> {
         let waiting = self.waiting.lock();
         let mut files: Vec<_> = waiting.files.values().map(|(_, file)| Arc::clone(file)).collect();
@@ -352,9 +353,9 @@ impl PageCache {
         done
     }
 
-    /// Attempts something anew where it lacked space and files have dirty pages, which are written back before: what is
-    /// reserved for a block is more than it takes in the end. Others may take what comes of it, so it is attempted some times.
-    /// Of an attempt that fails nothing is left. The caller holds nothing of any file.
+    /// Repeats something that lacked space while files have dirty pages, which are written back first: a reservation
+    /// for a block is larger than what the block finally takes. Others may take the space that becomes free, so it is
+    /// tried several times. A failed attempt leaves nothing behind. The caller holds nothing of any file.
     pub fn with_room<T, E>(
         &self,
         attempt: impl Fn() -> Result<T, E>,
@@ -372,12 +373,12 @@ impl PageCache {
         attempt()
     }
 
-    /// Where somebody stands who is to be told of what fails from now on.
+    /// A cursor for failures from now on.
     pub fn sync_cursor(&self) -> SyncCursor {
         self.failures.cursor()
     }
 
-    /// What failed since the cursor was last asked, of all files.
+    /// What failed since the cursor was last used, for all files.
     pub fn failed_since(&self, cursor: &SyncCursor) -> Option<Failure> {
         self.failures.tell(cursor)
     }
@@ -386,7 +387,7 @@ impl PageCache {
         self.failures.note(failure);
     }
 
-    /// Nothing is written back any more: what is dirty is lost, as in a crash.
+    /// Ends write-back: what is dirty is lost, as in a crash.
     pub fn abandon(&self) {
         let mut waiting = self.waiting.lock();
         waiting.is_stopped = true;
@@ -406,7 +407,7 @@ mod tests {
         folio::Folio::new(0, 1, 12, 12)
     }
 
-    /// A file of one folio.
+    /// A file with one folio.
     struct File(Arc<PageCache>, AtomicU64);
 
     impl CachedFile for File {
@@ -455,7 +456,7 @@ mod tests {
         }
     }
 
-    /// What others take, pages give up: at once where these grow, and otherwise when it is asked.
+    /// What others take, pages give up: immediately when these grow, otherwise at the next update.
     #[test]
     fn pages_have_what_others_leave() {
         let others = Arc::new(AtomicU64::new(0));
@@ -482,7 +483,7 @@ mod tests {
         assert_eq!(pool.limit(), 1 << 20);
     }
 
-    /// An entry for each folio of each file that was ever closed stayed, as long as the bound was kept.
+    /// Regression: an entry for each folio of each closed file stayed as long as the limit was kept.
     #[test]
     fn closed_files_leave_nothing_behind() {
         let pool = PageCache::new(1 << 20);
@@ -494,7 +495,8 @@ mod tests {
         assert!(pool.clock.lock().len() < 10);
     }
 
-    /// The same of each folio that was forgotten, of a file that stays open; and they stood before those that could go.
+    /// Regression: the same for each dropped folio of a file that stays open; and these came before those that could be
+    /// evicted.
     #[test]
     fn forgotten_folios_leave_nothing_behind() {
         let pool = PageCache::new(1 << 20);

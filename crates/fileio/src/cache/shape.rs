@@ -1,43 +1,45 @@
-//! Changes of a file's shape: where it ends, and which of its bytes have space. Which range each holds, what it zeroes, and in
-//! which order, stands here once; a format brings the steps ([`FileSpace`]).
+//! Changes of a file's shape: its size, and which of its bytes have space. What each operation holds, what it zeroes
+//! and in which order is defined once, here. A format provides the steps ([`FileSpace`]).
 //!
 //! Invariants:
-//! - what is to read as zeroes is on the device as zeroes before the end of the file moves over it;
-//! - what may find no space comes before anything that cannot be taken back: a change that is refused has changed nothing;
-//! - blocks that move are found where they are going in the log, for good, before anybody may write to them in place.
+//! - what must read as zeroes is on the device as zeroes before the end of the file moves over it;
+//! - what may run out of space comes before anything that cannot be undone: a refused change has changed nothing;
+//! - moved blocks are permanently in the log at their new place before anybody may write to them in place.
 //!
-//! What the caller knows of the file, and the bytes do not say (who may change it, when a change is durable), is the caller's.
+//! What the caller knows of the file, and the bytes do not say (who may change it, when a change is durable), is up to
+//! the caller.
 
 use std::ops::Range;
 
 use super::buffered::BufferedFile;
 use super::coherence::HeldToChange;
-use crate::direct::{FILE_END_MAX, HeldCopies, Outcome};
+use crate::direct::{FILE_END_MAX, FileResult, HeldCopies};
 use crate::{FileError, FileSpace, Refusal};
 
-/// What is set aside to zero both ends of a range, as far as others share them.
-type Ends<'a, M> = [Option<HeldCopies<'a, M>>; 2];
+/// What is set aside to zero both ends of a range, if others share them.
+type EndChange<'a, M> = [Option<HeldCopies<'a, M>>; 2];
 
 impl<M: FileSpace + 'static> BufferedFile<M> {
-    /// Cuts the file off at `size`, or lets it end there, with a hole behind its old end.
+    /// Sets the file's size to `size`. If it grows, there is a hole after its old end.
     ///
     /// # Errors
     /// [`FileError::TooLarge`].
-    pub fn set_len(&self, size: u64) -> Outcome<(), M> {
+    pub fn set_len(&self, size: u64) -> FileResult<(), M> {
         check_end(size)?;
-        // Which of the two it is shows when the end is held.
+        // Which of the two it is turns out when the end is held.
         while !(self.cut(size)? || self.lengthen(size)?) {}
         Ok(())
     }
 
-    /// Lets the file end at `size`, unless it ends before.
-    fn cut(&self, size: u64) -> Outcome<bool, M> {
+    /// Cuts the file to `size`, unless it is shorter.
+    fn cut(&self, size: u64) -> FileResult<bool, M> {
         let held = self.hold_to_cut(size)?;
         self.content_changes(size)?;
-        // Where it ended when it was held: who extends it to end just there holds nothing of what is held here.
+        // Use the size from when it was held: a write that extends the file to end exactly there holds nothing of what
+        // is held here.
         let is_longer = size <= held.size();
         if is_longer {
-            // What lies behind it is given up, shared or not.
+            // What lies behind it is dropped, shared or not.
             self.file().zero_behind_end(size, u64::MAX)?;
             step(size, self.map().cut(size))?;
             held.was_cut();
@@ -45,8 +47,8 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         Ok(is_longer)
     }
 
-    /// Lets the file end at `size`, unless it reaches further.
-    fn lengthen(&self, size: u64) -> Outcome<bool, M> {
+    /// Extends the file to `size`, unless it is longer.
+    fn lengthen(&self, size: u64) -> FileResult<bool, M> {
         let held = self.hold_to_grow(size, size)?;
         let is_shorter = held.size() < size;
         if is_shorter {
@@ -56,29 +58,29 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         Ok(is_shorter)
     }
 
-    /// Sets space aside for `range`, which reads as zeroes where nothing was before. The file grows to its end, unless
-    /// `keep_size`.
+    /// Preallocates space for `range`. Where nothing was before, it reads as zeroes. The file grows to the range's end,
+    /// unless `keep_size`.
     ///
     /// # Errors
     /// [`FileError::TooLarge`].
-    pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Outcome<(), M> {
+    pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> FileResult<(), M> {
         check_end(range.end)?;
         let (held, grown) = self.hold_for(&range, keep_size)?;
-        // No look at the map says it.
+        // No lookup in the map checks this.
         step(range.start, self.map().check_changeable())?;
         let _staged = self.stage_end(&held, grown)?;
-        // What may find no space comes first.
+        // What may run out of space comes first.
         step(range.start, self.map().set_aside(self.file().blocks_around(range.clone())))?;
         self.zero_end(&held, grown)?;
         self.map().overwritten();
         step(range.start, self.map().was_set_aside(grown))
     }
 
-    /// Makes a hole of `range`: what it took is free, and it reads as zeroes.
+    /// Makes `range` a hole: its space is freed, and it reads as zeroes.
     ///
     /// # Errors
     /// [`FileError::TooLarge`].
-    pub fn punch_hole(&self, range: Range<u64>) -> Outcome<(), M> {
+    pub fn punch_hole(&self, range: Range<u64>) -> FileResult<(), M> {
         check_end(range.end)?;
         let _held = self.hold_blocks(&range)?;
         self.content_changes(range.start)?;
@@ -86,16 +88,17 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         self.in_parts(&range, |blocks| self.map().free(blocks))
     }
 
-    /// Makes `range` read as zeroes and keeps space set aside for it. The file grows to its end, unless `keep_size`.
+    /// Makes `range` read as zeroes and keeps space preallocated for it. The file grows to the range's end, unless
+    /// `keep_size`.
     ///
     /// # Errors
     /// [`FileError::TooLarge`].
-    pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Outcome<(), M> {
+    pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> FileResult<(), M> {
         check_end(range.end)?;
         let (held, grown) = self.hold_for(&range, keep_size)?;
         let _staged = (self.stage_ends(&range)?, self.stage_end(&held, grown)?);
         step(range.start, self.map().check_pieces())?;
-        // Space first: where there is none, the content stays.
+        // Space first: without it, the content stays.
         let given = step(range.start, self.map().set_aside(self.file().blocks_around(range.clone())))?;
         if let Err(error) = self.in_parts(&range, |blocks| self.map().blank(blocks)) {
             if is_refusal::<M>(&error) {
@@ -107,12 +110,12 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         step(range.start, self.map().was_set_aside(grown))
     }
 
-    /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front, one extent after
-    /// the other. A crash on the way leaves some moved and some not, with a hole between, as a kernel does.
+    /// Cuts `range`, whole blocks before the end of the file, out of it: everything behind moves forward, one extent
+    /// after the other. A crash in between leaves some moved and some not, with a hole in between, as in a kernel.
     ///
     /// # Errors
     /// [`FileError::ReachesEnd`].
-    pub fn collapse_range(&self, range: Range<u64>) -> Outcome<(), M> {
+    pub fn collapse_range(&self, range: Range<u64>) -> FileResult<(), M> {
         debug_assert_eq!(self.file().blocks_around(range.clone()), range, "whole blocks");
         let _held = self.hold_to_change(range.start..u64::MAX)?;
         self.content_changes(range.start)?;
@@ -126,14 +129,14 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         self.moved(range.start, self.map().collapse(range.clone(), end))
     }
 
-    /// Puts a hole of whole blocks into the file: what lies at and behind its start moves back, one extent after the other. A
-    /// crash on the way leaves some moved and some not, with a hole between, as a kernel does.
+    /// Inserts a hole of whole blocks into the file: everything from its start on moves back, one extent after the
+    /// other. A crash in between leaves some moved and some not, with a hole in between, as in a kernel.
     ///
     /// # Errors
     /// [`FileError::BehindEnd`], [`FileError::TooLarge`].
-    pub fn insert_range(&self, range: Range<u64>) -> Outcome<(), M> {
+    pub fn insert_range(&self, range: Range<u64>) -> FileResult<(), M> {
         debug_assert_eq!(self.file().blocks_around(range.clone()), range, "whole blocks");
-        // And the block before it: an extent that is changed there must not become one with what is about to move.
+        // Also the block before it: an extent that is changed there must not be merged with one that is about to move.
         let from = range.start.saturating_sub(self.map().block_size().into());
         let _held = self.hold_to_change(from..u64::MAX)?;
         self.content_changes(range.start)?;
@@ -143,7 +146,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         }
         let by = range.end - range.start;
         let grown = size.saturating_add(by);
-        // Space that was set aside behind the end moves as well.
+        // Space that was preallocated past the end moves as well.
         if grown.max(self.map().space_end().saturating_add(by)) > FILE_END_MAX {
             return Err(FileError::TooLarge { offset: size, len: by });
         }
@@ -152,39 +155,40 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         self.moved(range.start, self.map().insert(range.clone(), grown))
     }
 
-    /// The size that a change at byte `offset` goes by. A close ends files without a name, whose size is 0 then: the look whether
-    /// the volume is open comes behind it.
-    fn size_to_change(&self, offset: u64) -> Outcome<u64, M> {
+    /// The size for a change at byte `offset`. Closing the volume ends files without a name, whose size is 0 then, so
+    /// whether the volume is open is checked after reading the size.
+    fn size_to_change(&self, offset: u64) -> FileResult<u64, M> {
         let size = self.size();
         step(offset, self.map().check_changeable())?;
         Ok(size)
     }
 
-    /// Sees to it that what lies behind the end of the file, at `size` and held, reads as zeroes should it come before
-    /// the end, on the way or after a crash.
-    pub fn nothing_behind(&self, size: u64) -> Outcome<(), M> {
+    /// Ensures that what lies past the end of the file, which is at `size` and held, reads as zeroes if it comes to lie
+    /// before the end, now or after a crash.
+    pub fn nothing_behind(&self, size: u64) -> FileResult<(), M> {
         let behind = size.next_multiple_of(self.map().block_size().into());
-        // Of a block that others have too, nothing can be changed; mostly nothing has to be.
+        // A shared block cannot be changed in place. Mostly that is not needed.
         if !self.file().is_zeroed(size..behind)? {
             self.file().zero_behind_end(size, behind)?;
         }
         step(size, self.map().free_behind_end())
     }
 
-    /// Blocks have moved, some of them perhaps before an error. That is durable before anybody may write to them: a write in
-    /// place is in no log, and would be found where the blocks were before if that was not in one either when the power goes.
-    fn moved(&self, offset: u64, done: Result<(), M::Error>) -> Outcome<(), M> {
+    /// Blocks have moved, some of them perhaps before an error. This must be durable before anybody may write to them:
+    /// an in-place write is in no log, and after a power failure it would be found at the blocks' old place if the move
+    /// was in no log either.
+    fn moved(&self, offset: u64, done: Result<(), M::Error>) -> FileResult<(), M> {
         let durable = self.map().make_durable();
         step(offset, done.and(durable))
     }
 
-    /// Holds the blocks of a range that gets space, and those from the end of the file to it if it lies behind, so that
-    /// the file can grow; gives the size that it is to have then.
+    /// Holds the blocks of a range that gets space, and everything from the end of the file to it if it lies behind, so
+    /// that the file can grow. Returns the size that the file will have.
     fn hold_for(
         &self,
         range: &Range<u64>,
         keep_size: bool,
-    ) -> Outcome<(HeldToChange<'_, M>, Option<u64>), M> {
+    ) -> FileResult<(HeldToChange<'_, M>, Option<u64>), M> {
         if keep_size {
             let held = self.hold_blocks(range)?;
             self.content_changes(range.start)?;
@@ -195,13 +199,13 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         Ok((held, grown))
     }
 
-    /// Sees to it that the last block of a file that is about to grow can be zeroed, as [`stage_ends`](Self::stage_ends) does
-    /// of a range.
+    /// Ensures that the last block of a file that is about to grow can be zeroed, as [`stage_ends`](Self::stage_ends)
+    /// does for a range.
     fn stage_end(
         &self,
         held: &HeldToChange<'_, M>,
         grown: Option<u64>,
-    ) -> Outcome<Option<HeldCopies<'_, M>>, M> {
+    ) -> FileResult<Option<HeldCopies<'_, M>>, M> {
         let size = held.size();
         match grown {
             Some(_) => self.file().stage_held(size..size.next_multiple_of(self.map().block_size().into())),
@@ -210,13 +214,13 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
     }
 
     /// Zeroes the rest of the last block of a file that is about to grow.
-    fn zero_end(&self, held: &HeldToChange<'_, M>, grown: Option<u64>) -> Outcome<(), M> {
+    fn zero_end(&self, held: &HeldToChange<'_, M>, grown: Option<u64>) -> FileResult<(), M> {
         if grown.is_some() { self.file().zero_behind_end(held.size(), u64::MAX) } else { Ok(()) }
     }
 
-    /// Sees to it that the parts of blocks at either end of a range, which is held, can be zeroed, as long as what this gives
-    /// lives: those that other files share get space to be copied to.
-    fn stage_ends(&self, range: &Range<u64>) -> Outcome<Ends<'_, M>, M> {
+    /// Ensures that the partial blocks at both ends of a held range can be zeroed, as long as the result lives: if other
+    /// files share them, space for a copy is set aside.
+    fn stage_ends(&self, range: &Range<u64>) -> FileResult<EndChange<'_, M>, M> {
         match self.blocks_within(range) {
             None => Ok([self.file().stage_held(range.clone())?, None]),
             Some(blocks) => Ok([
@@ -226,20 +230,20 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         }
     }
 
-    /// Does `whole` to the whole blocks of a range that is held, and zeroes the parts of blocks at both ends of it.
+    /// Calls `whole` with the whole blocks of a held range, and zeroes the partial blocks at both ends.
     fn in_parts(
         &self,
         range: &Range<u64>,
         whole: impl FnOnce(Range<u64>) -> Result<(), M::Error>,
-    ) -> Outcome<(), M> {
+    ) -> FileResult<(), M> {
         let Some(blocks) = self.blocks_within(range) else {
             self.map().overwritten();
-            // No whole block, but perhaps the ends of two.
+            // No whole block, but perhaps parts of two.
             return self.file().zero_held(range.clone());
         };
-        // What may find no space comes first.
+        // What may run out of space comes first.
         step(range.start, whole(blocks.clone()))?;
-        // Also where nothing but holes is cleared.
+        // Even if only holes are cleared.
         self.map().overwritten();
         self.file().zero_held(range.start..blocks.start)?;
         self.file().zero_held(blocks.end..range.end)
@@ -253,7 +257,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
     }
 }
 
-/// A step of the format's is over; `offset` is where the change begins.
+/// The result of a step of the format. `offset` is where the change begins.
 fn step<T, E: std::error::Error>(offset: u64, done: Result<T, E>) -> Result<T, FileError<E>> {
     done.map_err(|source| FileError::Map { offset, source })
 }
@@ -262,7 +266,7 @@ fn check_end<E: std::error::Error>(end: u64) -> Result<(), FileError<E>> {
     if end <= FILE_END_MAX { Ok(()) } else { Err(FileError::TooLarge { offset: 0, len: end }) }
 }
 
-/// Whether a step was refused before anything of it was done.
+/// Whether a step was refused before anything was done.
 fn is_refusal<M: FileSpace>(error: &FileError<M::Error>) -> bool {
     match error {
         FileError::Map { source, .. } => M::is_refusal(source),

@@ -1,28 +1,29 @@
-//! Who reads a file from one place on, one piece behind the other, and how far it is worth to read ahead of each.
+//! Detects sequential reads of a file, and how far to read ahead for each.
 //!
-//! Invariants: several readers that go through a file at once have a stream each, up to [`STREAMS`]; a reader that goes on where
-//! none ended gets no more than it wants. What is noted is a hint: threads that note at once may lose one.
+//! Invariants: several sequential readers of a file have a stream each, up to [`STREAMS`]. A read that continues no
+//! stream gets no more than it wants. The state is a hint: of several concurrent updates, some may be lost.
 
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// How much is read at once, at most, beyond what somebody wants.
+/// Maximum readahead beyond what is wanted.
 pub(super) const WINDOW_MAX: u64 = 1 << 20;
 
-/// Streams that are known of one file.
+/// Streams that are remembered per file.
 const STREAMS: usize = if cfg!(shuttle) { 1 } else { 16 };
 
 /// The readers of one file.
 #[derive(Debug)]
 pub(super) struct Streams {
-    /// Where what was read for a stream ends, whole sectors; in the bits below these, how much was read ahead, by its logarithm.
+    /// Where the last read for a stream ended, in whole sectors. The bits below have the log2 of how much was read
+    /// ahead.
     ends: [AtomicU64; STREAMS],
-    /// The one that goes next for a reader who is new.
+    /// The stream that a new reader replaces next.
     oldest: AtomicUsize,
 }
 
 const WINDOW_BITS: u64 = 0x1f;
 
-/// A stream that somebody reads for.
+/// A stream that is being read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stream {
     index: usize,
@@ -43,8 +44,8 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// The stream of somebody who wants `len` bytes from byte `offset` on: twice as much is read ahead as the last time, if one
-    /// ended within `near` bytes of there, and nothing else.
+    /// The stream for `len` bytes from byte `offset` on. If a stream ended within `near` bytes of there, it reads ahead
+    /// twice as much as the last time, otherwise nothing.
     pub(super) fn of(&self, offset: u64, len: u64, near: u64) -> Stream {
         let ends = self.ends.iter().map(|end| end.load(Ordering::Relaxed));
         let found = ends.enumerate().find(|(_, end)| (end & !WINDOW_BITS).abs_diff(offset) <= near);
@@ -60,7 +61,7 @@ impl Streams {
         }
     }
 
-    /// What was read for a stream ends at byte `end`, of which somebody wanted `len`.
+    /// The read for a stream ended at byte `end`; `len` bytes of it were wanted.
     pub(super) fn read_to(&self, stream: Stream, end: u64, len: u64) {
         let window = stream.window.max(len).clamp(1, WINDOW_MAX);
         let end = end & !WINDOW_BITS | u64::from(window.ilog2());
@@ -74,7 +75,7 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    /// Reads a page, and gives how much was read ahead.
+    /// Reads a page. Returns how much was read ahead.
     fn read(streams: &Streams, at: u64) -> u64 {
         let stream = streams.of(at, PAGE, PAGE);
         streams.read_to(stream, at + PAGE + stream.ahead(), PAGE);

@@ -1,48 +1,49 @@
-//! What is dirty gets to the device.
+//! Writing dirty pages to the device.
 //!
 //! Invariants:
-//! - who writes pages back keeps writers off them (readers go on), and has them alone among those who write back, from
-//!   before the first look until they are clean;
-//! - blocks get their space, then their data, and only then the map says that they hold data: a crash in between leaves
-//!   what was there, or zeroes;
-//! - the end of the file moves on the device only over blocks that were all written: `telling` is held by who finds out how
-//!   far that is until the map says so and the pages are clean;
-//! - what cannot be written for want of space stays dirty, and who asked for it is told; what fails otherwise is given up,
-//!   clean, and told to everybody who syncs.
+//! - write-back keeps writers off its pages (readers go on) and excludes other write-back of them, from before the
+//!   first look until they are clean;
+//! - blocks first get their space, then their data, and only then does the map say that they have data. A crash in
+//!   between leaves what was there, or zeroes;
+//! - the end of the file moves on the device only over blocks that were all written: `telling` is held from finding out
+//!   how far that is until the map says so and the pages are clean;
+//! - what cannot be written for lack of space stays dirty, and the caller is told. Other failures are final: the pages
+//!   become clean, and everybody who syncs is told.
 
 use std::ops::Range;
 
 use blockdev::{AlignedBuf, DeviceError, Durability};
-use rangelock::{ByteRangeLock, Mode, RangeGuard, RangeLock};
+use rangelock::{Mode, RangeGuard, RangeLock};
 
 use super::buffered::BufferedFile;
 use super::failures::Failure;
-use crate::direct::{Kind, Outcome};
+use crate::direct::{FileResult, Kind};
 use crate::sync::atomic::Ordering;
 use crate::{DelayedAllocation, FileError, Refusal};
 
-/// How much of a file is kept from writers at once.
+/// Maximum length of a file that is kept from writers at once.
 const RUN_BYTES_MAX: u64 = 1 << 20;
-/// Pieces of at least so many bytes go to the device as they are; smaller ones are gathered.
+/// Pieces of at least this many bytes are written directly. Smaller ones are gathered.
 const ALONE_BYTES: usize = 128 << 10;
 /// How many runs are written before another file has its turn.
 const RUNS_AT_ONCE: usize = 16;
-/// How often the file is gone through so that its end gets to the device, beside those who write before it.
+/// How often the file is gone through so that its end gets to the device, if others write before it.
 const ROUNDS: usize = 3;
 
 impl<M: DelayedAllocation + 'static> BufferedFile<M> {
-    /// Writes back what is dirty in `range`, and lets the file end on the device where it ends now, if its end is in there.
+    /// Writes back what is dirty in `range`. If the range includes the file's end, the size on the device becomes the
+    /// present one.
     pub fn write_back(&self, range: Range<u64>) -> Result<(), Failure> {
         let mut done = self.write_back_in(range.clone());
         if done.is_err() && self.is_cached() && self.pages.is_dirty_in(&self.pages.pages_around(&range)) {
-            // It lacks space: a part may take more than the whole.
+            // It lacks space, but writing back a part may take more space than all of it.
             done = self.write_back_in(0..u64::MAX);
         }
         self.settle_end();
         if !self.pages.is_dirty()
             && let Some(this) = self.this.upgrade()
         {
-            // Nobody keeps it in memory for what is dirty.
+            // Write-back no longer keeps it in memory.
             self.pages.pool().dequeue(&(this as _));
         }
         done
@@ -62,8 +63,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.write_back_held(0..u64::MAX)
     }
 
-    /// Lets the file end on the device where it ends in memory, when nothing before that is dirty: what failed to be written
-    /// is given up, and reads as zeroes. Whoever calls holds the end, so that it stays.
+    /// Sets the size on the device to that in memory, when nothing before it is dirty: what failed to be written was
+    /// dropped and reads as zeroes. The caller holds the end, so that it stays.
     pub(super) fn tell_size(&self) -> Result<(), Failure> {
         let _telling = self.telling.lock();
         let Some(size) = self.size_to_tell(&(0..0)) else { return Ok(()) };
@@ -75,9 +76,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         })
     }
 
-    /// Where the file ends in memory, it ends on the device by now, mostly: then nobody who asks the map is told otherwise any
-    /// more. Else a file that was closed, and is changed past the pages by who opens it anew, would seem to end there still.
-    /// The caller holds nothing of it.
+    /// The size in memory is that on the device by now, in most cases; then it is no longer reported separately to the
+    /// map. Otherwise a file that was closed, opened anew, and changed without the pages, would still seem to end
+    /// there. The caller holds nothing of it.
     fn settle_end(&self) {
         if !self.is_ahead.load(Ordering::Acquire) || !self.is_cached() {
             return;
@@ -90,7 +91,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    /// The same for who keeps writers off the end of the file.
+    /// The same, for a caller that keeps writers off the end of the file.
     fn end_is_held(&self) {
         if self.is_ahead.load(Ordering::Acquire) && self.map().size() == self.pages.size() {
             self.is_ahead.store(false, Ordering::Release);
@@ -109,7 +110,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         done
     }
 
-    /// Writes some runs back, from the front.
+    /// Writes back some runs from the front.
     pub(super) fn write_back_some(&self) -> bool {
         let mut at = 0;
         let mut is_done = true;
@@ -122,7 +123,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         is_done
     }
 
-    /// The next dirty pages before `end`, as many as follow each other and are written back at once.
+    /// The next run of adjacent dirty pages before `end` that is written back at once.
     fn next_run(&self, from: u64, end: u64) -> Option<Range<u64>> {
         let start = self.pages.next_dirty(from).filter(|start| *start < end)?;
         let page = self.pages.page_size();
@@ -144,7 +145,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.write_runs_back(range, |run| Some(self.flushing.lock(run, Mode::Exclusive)))
     }
 
-    /// The same for who has `range` alone among those who write back, as well.
+    /// The same, for a caller that also excludes other write-back of `range`.
     pub(super) fn write_back_alone(&self, range: Range<u64>) -> Result<(), Failure> {
         self.write_runs_back(range, |_| None)
     }
@@ -171,7 +172,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         done
     }
 
-    /// Writes a run of pages back, which the caller has alone.
+    /// Writes back a run of pages that the caller has alone.
     fn write_run(&self, run: Range<u64>) -> Result<(), Failure> {
         let dirty = self.dirty_runs(&run);
         let Some(last) = dirty.last().cloned() else { return Ok(()) };
@@ -186,8 +187,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         written.map_err(|error| self.fail(&run, error))
     }
 
-    /// Tells the map what it holds now.
-    fn tell(&self, fresh: &[Range<u64>], last: Range<u64>, size: Option<u64>) -> Outcome<(), M> {
+    /// Tells the map what it has now.
+    fn tell(&self, fresh: &[Range<u64>], last: Range<u64>, size: Option<u64>) -> FileResult<(), M> {
         let map = |offset| move |source| FileError::Map { offset, source };
         let (end, before) = match fresh.split_last() {
             Some((end, before)) => (end.clone(), before),
@@ -201,8 +202,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.map().written_back(end.clone(), size).map_err(map(end.start))
     }
 
-    /// Where the file may end on the device once `run` is written: before the first page that is dirty still. `telling` is
-    /// held.
+    /// Where the file may end on the device once `run` is written: before the first page that is still dirty. `telling`
+    /// is held.
     fn size_to_tell(&self, run: &Range<u64>) -> Option<u64> {
         let (size, told) = (self.pages.size(), self.map().size());
         if size <= told || self.is_end_held.load(Ordering::Acquire) {
@@ -229,8 +230,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         runs
     }
 
-    /// Writes runs of dirty blocks; gives those of which the map has to be told.
-    fn write_blocks(&self, dirty: &[Range<u64>]) -> Outcome<Vec<Range<u64>>, M> {
+    /// Writes runs of dirty blocks. Returns those of which the map must be told.
+    fn write_blocks(&self, dirty: &[Range<u64>]) -> FileResult<Vec<Range<u64>>, M> {
         let mut fresh = Vec::new();
         let len = dirty.iter().map(|blocks| blocks.end - blocks.start).sum::<u64>() as usize;
         let mut batch = Batch { left: len, ..Batch::default() };
@@ -254,8 +255,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(fresh)
     }
 
-    /// Gives space to those of `blocks` for which it was reserved.
-    fn allocate_delayed(&self, blocks: &Range<u64>) -> Outcome<(), M> {
+    /// Allocates space for those of `blocks` for which it was reserved.
+    fn allocate_delayed(&self, blocks: &Range<u64>) -> FileResult<(), M> {
         let mut at = blocks.start;
         while at < blocks.end {
             // SAFETY: writers are kept out of the blocks.
@@ -270,8 +271,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(())
     }
 
-    /// What has got space by now needs none that is reserved.
-    fn settle_delayed(&self, blocks: Range<u64>) -> Outcome<(), M> {
+    /// Blocks that have space by now need no reservation.
+    fn settle_delayed(&self, blocks: Range<u64>) -> FileResult<(), M> {
         let mut at = blocks.start;
         while at < blocks.end {
             let run = self.file.run_to_read(at)?;
@@ -285,8 +286,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(())
     }
 
-    /// Where byte `at` is to be written, how many of `len` bytes follow there, and whether the map has to be told.
-    fn place_for(&self, at: u64, len: u64) -> Outcome<(u64, u64, bool), M> {
+    /// Where to write byte `at`, how many of `len` bytes are contiguous from there, and whether the map must be told.
+    fn place_for(&self, at: u64, len: u64) -> FileResult<(u64, u64, bool), M> {
         let (run, is_fresh) = self.file.run_for_write(at)?;
         if run.kind != Kind::SharedData {
             return Ok((run.device, run.len.min(len), is_fresh));
@@ -298,10 +299,10 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok((staged.device, staged.len.min(run.len).min(len), true))
     }
 
-    /// Gives up what could not be written, unless it only lacks space.
+    /// Drops what could not be written, unless it only lacks space.
     fn fail(&self, run: &Range<u64>, error: FileError<M::Error>) -> Failure {
         if matches!(&error, FileError::Map { source, .. } if M::lacks_space(source)) {
-            // Nothing is lost: who has to know it finds it dirty.
+            // Nothing is lost: it stays dirty.
             return Failure::new(error);
         }
         let failure = self.note(error);
@@ -310,7 +311,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         failure
     }
 
-    /// Gives up what is dirty in `range`, whole pages, of which the caller keeps out readers as well; `telling` is held.
+    /// Drops what is dirty in `range`, whole pages; the caller keeps out readers as well. `telling` is held.
     pub(super) fn give_up_in(&self, range: Range<u64>) {
         let mut at = range.start;
         while let Some(run) = self.next_run(at, range.end) {
@@ -319,7 +320,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    /// A run of pages is clean from now on, and nothing is kept for it. `telling` is held.
+    /// Marks a run of pages as clean, and releases what was reserved for it. `telling` is held.
     fn give_up(&self, run: &Range<u64>) {
         self.map().give_up(run.clone());
         let mut at = run.start;
@@ -338,7 +339,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    /// Has everybody who syncs be told.
+    /// Records a failure for everybody who syncs.
     fn note(&self, error: FileError<M::Error>) -> Failure {
         let failure = Failure::new(error);
         self.failures.note(failure.clone());
@@ -351,7 +352,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 }
 
-/// Small pieces that lie one behind the other on the device, gathered into one request.
+/// Small pieces that are adjacent on the device, gathered into one request.
 #[derive(Default)]
 struct Batch {
     start: u64,
@@ -375,7 +376,7 @@ impl Batch {
         debug_assert!(piece.len() <= self.left, "no more comes than was said");
         let rest = self.left;
         self.left -= piece.len();
-        // Nothing to gather it with.
+        // There is nothing to gather it with.
         let is_alone = self.len == 0 && self.left == 0;
         if is_alone || piece.len() >= ALONE_BYTES {
             self.send(file)?;

@@ -1,12 +1,12 @@
-//! Threads that write dirty pages back, so that who writes to a file need not.
+//! Threads that write dirty pages back, so that writers need not.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use super::pool::PageCache;
 
-/// Threads that write back what waits in a cache, as long as this lives. Dropping it [abandons](PageCache::abandon) what
-/// still waits.
+/// Threads that write back what is in a cache's queue, as long as this lives. Dropping it
+/// [abandons](PageCache::abandon) the rest.
 #[derive(Debug)]
 pub struct Writers {
     cache: Arc<PageCache>,
@@ -14,10 +14,10 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// Starts so many threads.
+    /// Starts this many threads.
     ///
     /// # Errors
-    /// The host has no thread to give.
+    /// The host cannot start a thread.
     pub fn start(cache: &Arc<PageCache>, count: usize) -> std::io::Result<Self> {
         let mut writers = Self { cache: Arc::clone(cache), threads: Vec::new() };
         for index in 0..count {
@@ -39,7 +39,7 @@ impl Drop for Writers {
     fn drop(&mut self) {
         self.cache.abandon();
         for thread in self.threads.drain(..) {
-            // One that panicked wrote nothing back: what it had is dirty, and abandoned with the rest.
+            // One that panicked wrote nothing back: its pages are dirty, and are abandoned with the rest.
             let _ = thread.join();
         }
     }

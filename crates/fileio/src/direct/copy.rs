@@ -12,8 +12,8 @@ use std::ops::Range;
 use blockdev::{AlignedBuf, DeviceError};
 use rangelock::Mode;
 
-use super::run::{Kind, Run};
-use super::{DirectFile, Outcome};
+use super::run::{Kind, MappedRun};
+use super::{DirectFile, FileResult};
 use crate::testing::{CHANGE, STAGED, point};
 use crate::{CopyOnWrite, FileError, FileMapping, Refusal};
 
@@ -34,7 +34,7 @@ impl<M: FileMapping> HeldCopies<'_, M> {
     }
 
     /// Whatever was written to the copies takes the place of what was there.
-    pub(super) fn take(self) -> Outcome<(), M> {
+    pub(super) fn take(self) -> FileResult<(), M> {
         let (file, blocks) = (self.file, self.blocks.clone());
         let offset = blocks.start;
         file.copier(offset)?.replace(blocks).map_err(|source| FileError::Map { offset, source })?;
@@ -68,7 +68,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// An overwrite that reached shared blocks, begun anew.
     #[cold]
-    pub(super) fn overwrite_shared(&self, offset: u64, buf: &[u8]) -> Outcome<(), M> {
+    pub(super) fn overwrite_shared(&self, offset: u64, buf: &[u8]) -> FileResult<(), M> {
         let blocks = self.blocks_around(offset..offset.saturating_add(buf.len() as u64));
         point(CHANGE);
         let _held = self.lock().hold(blocks, Mode::Exclusive);
@@ -77,7 +77,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// An overwrite whose whole blocks are held exclusively.
     #[cold]
-    pub(crate) fn copy_held(&self, offset: u64, buf: &[u8]) -> Outcome<(), M> {
+    pub(crate) fn copy_held(&self, offset: u64, buf: &[u8]) -> FileResult<(), M> {
         let end = offset + buf.len() as u64;
         self.check_data(offset..end)?;
         self.map().content_changes().map_err(|source| FileError::Map { offset, source })?;
@@ -86,7 +86,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// Sets space aside for what is shared of the blocks around `range`, which the caller holds exclusively, for a change
     /// that comes later, by [`zero_held`](Self::zero_held).
-    pub(crate) fn stage_held(&self, range: Range<u64>) -> Outcome<Option<HeldCopies<'_, M>>, M> {
+    pub(crate) fn stage_held(&self, range: Range<u64>) -> FileResult<Option<HeldCopies<'_, M>>, M> {
         let blocks = self.blocks_around(range);
         if blocks.is_empty() || !self.is_shared(blocks.clone())? {
             return Ok(None);
@@ -98,7 +98,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Writes to data, shared or not, whose whole blocks are held exclusively.
-    pub(super) fn write_copying(&self, offset: u64, buf: &[u8]) -> Outcome<(), M> {
+    pub(super) fn write_copying(&self, offset: u64, buf: &[u8]) -> FileResult<(), M> {
         let blocks = self.blocks_around(offset..offset + buf.len() as u64);
         let staged = self.copier(offset)?.stage(blocks.clone());
         staged.map_err(|source| FileError::Map { offset, source })?;
@@ -114,7 +114,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Puts data where they belong: in place, or where shared blocks of them are staged.
-    fn write_where_staged(&self, offset: u64, buf: &[u8]) -> Outcome<(), M> {
+    fn write_where_staged(&self, offset: u64, buf: &[u8]) -> FileResult<(), M> {
         let mut at = offset;
         let end = offset + buf.len() as u64;
         while at < end {
@@ -134,7 +134,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Writes `data` of byte `at`, all of it in a shared run, to where that is staged.
-    pub(super) fn write_copies(&self, at: u64, run: Run, data: &[u8]) -> Outcome<(), M> {
+    pub(super) fn write_copies(&self, at: u64, run: MappedRun, data: &[u8]) -> FileResult<(), M> {
         let copier = self.copier(at)?;
         let mut done = 0;
         while done < data.len() {
@@ -179,7 +179,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Fails unless all of `range` is data before the end of the file.
-    fn check_data(&self, range: Range<u64>) -> Outcome<(), M> {
+    fn check_data(&self, range: Range<u64>) -> FileResult<(), M> {
         let mut at = range.start;
         while at < range.end {
             let run = self.run_at(at)?;
@@ -195,7 +195,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Whether any of `range`, which the caller holds, lies on blocks that other files share.
-    pub(super) fn is_shared(&self, range: Range<u64>) -> Outcome<bool, M> {
+    pub(super) fn is_shared(&self, range: Range<u64>) -> FileResult<bool, M> {
         let mut at = range.start;
         while at < range.end {
             let run = self.run_at(at)?;
@@ -208,7 +208,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// What has copies made; a format without it has shared blocks refused.
-    fn copier(&self, offset: u64) -> Outcome<&dyn CopyOnWrite<Error = M::Error>, M> {
+    fn copier(&self, offset: u64) -> FileResult<&dyn CopyOnWrite<Error = M::Error>, M> {
         let refused = FileError::NotOverwritable { offset, why: Refusal::Shared };
         self.map().copy_on_write().ok_or(refused)
     }

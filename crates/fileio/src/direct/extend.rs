@@ -1,4 +1,4 @@
-//! Writes that an overwrite is not: into holes, into space that was never written, behind the end of the file.
+//! Writes that an overwrite is not: into holes, into space that was never written, past the end of the file.
 //!
 //! Invariants:
 //! - space is allocated as never written, and said to hold data only when it does: whatever fails in between, a reader
@@ -7,7 +7,7 @@
 //! - space for all of a write, holes and copies of shared blocks, is there before anything of it changes;
 //! - whoever moves the end of the file holds the block that it lies in, exclusively, and decides by the size that the
 //!   file has then: it does not move meanwhile;
-//! - before the file reaches behind its last block, the rest of that is zeroed, and blocks behind it that hold data are
+//! - before the file reaches after its last block, the rest of that is zeroed, and blocks behind it that hold data are
 //!   freed: what was cut off does not come back.
 
 use std::ops::Range;
@@ -16,8 +16,8 @@ use blockdev::{AlignedBuf, DeviceError};
 use rangelock::Mode;
 
 use super::copy::HeldCopies;
-use super::run::{Kind, Run};
-use super::{DirectFile, FILE_END_MAX, Outcome};
+use super::run::{Kind, MappedRun};
+use super::{DirectFile, FILE_END_MAX, FileResult};
 use crate::lock::Held;
 use crate::testing::{CHANGE, HOLD, point};
 use crate::{ExtentState, FileError, FileMappingMut, Refusal};
@@ -40,9 +40,9 @@ impl HeldEnd<'_> {
 }
 
 impl<M: FileMappingMut> DirectFile<M> {
-    /// Writes `buf` at byte `offset`, wherever that is: over data, into a hole, behind the end of the file, which then
+    /// Writes `buf` at byte `offset`, wherever that is: over data, into a hole, past the end of the file, which then
     /// grows; gives the number of bytes, which is all of them.
-    pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    pub fn write_at(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         if offset.saturating_add(buf.len() as u64) > self.map().size() {
             return self.write_new(offset, buf);
         }
@@ -54,7 +54,7 @@ impl<M: FileMappingMut> DirectFile<M> {
 
     /// A write to where something was never written, if it needs no more than who overwrites holds, in this mode: whole blocks
     /// before the end of the file, exclusively. Else `None`, and nothing is written.
-    pub(crate) fn write_in_hold(&self, offset: u64, buf: &[u8], mode: Mode) -> Outcome<Option<usize>, M> {
+    pub(crate) fn write_in_hold(&self, offset: u64, buf: &[u8], mode: Mode) -> FileResult<Option<usize>, M> {
         let (block, end) = (u64::from(self.map().block_size()), offset + buf.len() as u64);
         // The end stays behind bytes that are held.
         let size = self.map().size();
@@ -68,7 +68,7 @@ impl<M: FileMappingMut> DirectFile<M> {
 
     /// As [`write_at`](Self::write_at), in one step with the space for it where `offset` is a whole block at or behind
     /// the end of the file, whose times then stay as they are.
-    pub fn append_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    pub fn append_at(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         let block = u64::from(self.map().block_size());
         let (size, end) = (self.map().size(), offset.saturating_add(buf.len() as u64));
         let behind = size.next_multiple_of(block) <= offset && offset.is_multiple_of(block);
@@ -103,7 +103,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     }
 
     /// Whether all of `range`, which the caller holds and which is less than a block, is zeroes, wherever the file ends.
-    pub(crate) fn is_zeroed(&self, range: Range<u64>) -> Outcome<bool, M> {
+    pub(crate) fn is_zeroed(&self, range: Range<u64>) -> FileResult<bool, M> {
         if range.is_empty() {
             return Ok(true);
         }
@@ -118,7 +118,7 @@ impl<M: FileMappingMut> DirectFile<M> {
 
     /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively, in whole blocks. What is
     /// [staged](Self::stage_held) already needs no space.
-    pub(crate) fn zero_held(&self, range: Range<u64>) -> Outcome<(), M> {
+    pub(crate) fn zero_held(&self, range: Range<u64>) -> FileResult<(), M> {
         let staged = self.stage_held(range.clone())?;
         let mut at = range.start;
         while at < range.end {
@@ -139,9 +139,9 @@ impl<M: FileMappingMut> DirectFile<M> {
     }
 
     /// Holds a range from `from` to `end`, in whole blocks, to write there or to let the file end at `end`. Where the
-    /// file ends before `end`, that much of it is held too as lies between; blocks behind its end that held data are
+    /// file ends before `end`, that much of it is held too as lies between; blocks past its end that held data are
     /// gone. The rest of its last block is the caller's to zero ([`zero_behind_end`](Self::zero_behind_end)).
-    pub(crate) fn hold_to_grow(&self, from: u64, end: u64) -> Outcome<HeldEnd<'_>, M> {
+    pub(crate) fn hold_to_grow(&self, from: u64, end: u64) -> FileResult<HeldEnd<'_>, M> {
         let block = u64::from(self.map().block_size());
         let to = end.next_multiple_of(block);
         let map = |source| FileError::Map { offset: from, source };
@@ -172,17 +172,17 @@ impl<M: FileMappingMut> DirectFile<M> {
 
     /// Writes zeroes over the rest of the last block of a file that ends at `size`, as far as `to`. The caller holds it
     /// exclusively.
-    pub fn zero_behind_end(&self, size: u64, to: u64) -> Outcome<(), M> {
+    pub fn zero_behind_end(&self, size: u64, to: u64) -> FileResult<(), M> {
         self.zero_held(size..size.next_multiple_of(self.map().block_size().into()).min(to))
     }
 
     /// As [`write_at`](Self::write_at), by who knows that it is no overwrite, or takes it for none.
-    pub(crate) fn write_new(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    pub(crate) fn write_new(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         if buf.is_empty() {
             return Ok(0);
         }
         let end = match offset.checked_add(buf.len() as u64) {
-            // Of the last block, the largest file has all but a byte.
+            // The largest file has all of the last block except a byte.
             Some(end) if end <= FILE_END_MAX => end,
             _ => return Err(FileError::TooLarge { offset, len: buf.len() as u64 }),
         };
@@ -192,7 +192,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     }
 
     /// Writes `buf` at byte `offset` if the file ends there; `None` if not.
-    pub(crate) fn append_if_at_end(&self, offset: u64, buf: &[u8]) -> Outcome<Option<usize>, M> {
+    pub(crate) fn append_if_at_end(&self, offset: u64, buf: &[u8]) -> FileResult<Option<usize>, M> {
         let held = self.hold_to_grow(offset, offset + buf.len() as u64)?;
         if held.size() != offset {
             return Ok(None);
@@ -203,7 +203,7 @@ impl<M: FileMappingMut> DirectFile<M> {
 
     /// A write to bytes that the caller holds exclusively, in whole blocks, and from the end of the file on, wherever blocks
     /// lie behind it, if that is before the end of the write.
-    pub(crate) fn write_while_held(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    pub(crate) fn write_while_held(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         match self.overwrite_held(offset, buf, None) {
             Err(FileError::NotOverwritable { .. }) => {}
             written => {
@@ -224,7 +224,7 @@ impl<M: FileMappingMut> DirectFile<M> {
 
     /// A write to blocks that are held from the old end on, of a file that ends at `size`, whose last block is zeroed if
     /// there is a gap.
-    fn write_from_end(&self, offset: u64, buf: &[u8], size: u64) -> Outcome<(), M> {
+    fn write_from_end(&self, offset: u64, buf: &[u8], size: u64) -> FileResult<(), M> {
         let block = u64::from(self.map().block_size());
         let is_gap = offset > size;
         let last = size & !(block - 1)..size.next_multiple_of(block);
@@ -241,7 +241,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     }
 
     /// A write to blocks that are held from the old end on, of a file that ends at `size`.
-    fn write_held(&self, offset: u64, buf: &[u8], size: u64) -> Outcome<(), M> {
+    fn write_held(&self, offset: u64, buf: &[u8], size: u64) -> FileResult<(), M> {
         let block = u64::from(self.map().block_size());
         let end = offset + buf.len() as u64;
         let blocks = offset & !(block - 1)..end.next_multiple_of(block);
@@ -262,7 +262,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     }
 
     /// Writes `buf` into blocks that all have space now; those that never held data are written whole.
-    fn write_blocks(&self, offset: u64, buf: &[u8], blocks: Range<u64>) -> Outcome<(), M> {
+    fn write_blocks(&self, offset: u64, buf: &[u8], blocks: Range<u64>) -> FileResult<(), M> {
         let end = offset + buf.len() as u64;
         let mut at = blocks.start;
         while at < blocks.end {
@@ -273,7 +273,7 @@ impl<M: FileMappingMut> DirectFile<M> {
                 let data = &buf[(from - offset) as usize..(to - offset) as usize];
                 let device = run.device + (from - at);
                 match (run.kind, fresh && (from > at || to < at + len)) {
-                    (Kind::SharedData, _) => self.write_copies(from, Run { device, ..run }, data)?,
+                    (Kind::SharedData, _) => self.write_copies(from, MappedRun { device, ..run }, data)?,
                     (_, true) => self.write_padded(run.device, len, (from - at) as usize, data)?,
                     (_, false) => self.write_device(device, data)?,
                 }
@@ -285,7 +285,7 @@ impl<M: FileMappingMut> DirectFile<M> {
 
     /// The run at a block that has space, and whether it never held data. A run that never did is cut so that the
     /// padding of its first and last block does not touch what lies between.
-    pub(crate) fn run_for_write(&self, at: u64) -> Outcome<(Run, bool), M> {
+    pub(crate) fn run_for_write(&self, at: u64) -> FileResult<(MappedRun, bool), M> {
         let run = self.run_anywhere(at)?;
         match run.kind {
             Kind::Data | Kind::SharedData => Ok((run, false)),

@@ -27,7 +27,7 @@ use crate::testing::{CHANGE, HOLD, point};
 use crate::{FileError, FileMapping, Locking, Refusal};
 
 pub(crate) use copy::HeldCopies;
-pub(crate) use run::{Kind, Run};
+pub(crate) use run::{Kind, MappedRun};
 
 /// No file reaches further than this byte: offsets are signed for everybody else.
 pub const FILE_END_MAX: u64 = i64::MAX as u64;
@@ -37,7 +37,7 @@ pub const FILE_END_MAX: u64 = i64::MAX as u64;
 ///
 /// ```
 /// # use blockdev::{BlockDevice, MemoryDevice};
-/// # use fileio::{DirectFile, Extent, ExtentState, FileMapping, Found, Locking, MapSeq};
+/// # use fileio::{DirectFile, Extent, ExtentState, FileMapping, Locking, MapLookup, MapSeq};
 /// # use std::sync::Arc;
 /// /// A file of one extent.
 /// struct Plain;
@@ -45,9 +45,9 @@ pub const FILE_END_MAX: u64 = i64::MAX as u64;
 ///     type Error = std::convert::Infallible;
 ///     fn size(&self) -> u64 { 100_000 }
 ///     fn block_size(&self) -> u32 { 4096 }
-///     fn lookup(&self, _: u64) -> Result<Found, Self::Error> {
+///     fn lookup(&self, _: u64) -> Result<MapLookup, Self::Error> {
 ///         let extent = Extent { offset: 0, len: 1 << 20, state: ExtentState::Written(8192) };
-///         Ok(Found { extent, size: self.size(), seq: self.seq() })
+///         Ok(MapLookup { extent, size: self.size(), seq: self.seq() })
 ///     }
 ///     fn seq(&self) -> MapSeq { MapSeq(0) }
 /// }
@@ -62,6 +62,8 @@ pub const FILE_END_MAX: u64 = i64::MAX as u64;
 /// # }
 /// ```
 #[derive(Debug)]
+// Every request reads it: apart from the count of those who have it.
+#[repr(align(128))]
 pub struct DirectFile<M> {
     device: Arc<dyn BlockDevice>,
     map: M,
@@ -69,12 +71,12 @@ pub struct DirectFile<M> {
     locking: Locking,
     /// The device's sector size less 1.
     sector_mask: u64,
-    /// Whether the device can bring bytes near before they are asked for.
-    foresees: bool,
+    /// Whether the device can prefetch.
+    prefetches: bool,
 }
 
 /// What the data path returns.
-pub(crate) type Outcome<T, M> = Result<T, FileError<<M as FileMapping>::Error>>;
+pub(crate) type FileResult<T, M> = Result<T, FileError<<M as FileMapping>::Error>>;
 
 /// Wakes a thread that waits for its turn.
 struct Unpark(Thread);
@@ -103,8 +105,15 @@ impl<M: FileMapping> DirectFile<M> {
 
     fn build(device: Arc<dyn BlockDevice>, map: M, locking: Locking, stats: Option<Arc<LockStats>>) -> Self {
         let sector_mask = u64::from(device.sector_size()) - 1;
-        let foresees = device.prefetches();
-        Self { lock: FileLock::new(locking, map.size(), stats), device, map, locking, sector_mask, foresees }
+        let prefetches = device.prefetches();
+        Self {
+            lock: FileLock::new(locking, map.size(), stats),
+            device,
+            map,
+            locking,
+            sector_mask,
+            prefetches,
+        }
     }
 
     /// Where the file's bytes lie.
@@ -130,17 +139,17 @@ impl<M: FileMapping> DirectFile<M> {
     /// Reads from byte `offset` on until `buf` is full or the file ends; gives the number of bytes. Holes and
     /// space that was never written read as zeroes. Any offset, length and address will do; whole sectors into an
     /// [`AlignedBuf`](blockdev::AlignedBuf) spare a copy.
-    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> FileResult<usize, M> {
         let Some(range) = self.read_range(offset, buf.len()) else { return Ok(0) };
-        let seen = self.foresee(offset, false);
+        let prefetched = self.prefetch(offset, false);
         let _held = self.lock.hold(range, Mode::Shared);
-        self.read_held(offset, buf, seen)
+        self.read_held(offset, buf, prefetched)
     }
 
     /// Writes `buf` over what is at byte `offset`; gives the number of bytes, which is all of them. The range must
     /// lie inside the file, on blocks that were written before; otherwise nothing is written. What other files share is
     /// written elsewhere, if the format can do that.
-    pub fn overwrite_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    pub fn overwrite_at(&self, offset: u64, buf: &[u8]) -> FileResult<usize, M> {
         self.overwrite_or(offset, buf, |_| Ok(None))
     }
 
@@ -151,13 +160,13 @@ impl<M: FileMapping> DirectFile<M> {
         &self,
         offset: u64,
         buf: &[u8],
-        write: impl FnOnce(Mode) -> Outcome<Option<usize>, M>,
-    ) -> Outcome<usize, M> {
+        write: impl FnOnce(Mode) -> FileResult<Option<usize>, M>,
+    ) -> FileResult<usize, M> {
         let Some((range, mode)) = self.write_range(offset, buf.len())? else { return Ok(0) };
-        let seen = self.foresee(offset, true);
+        let prefetched = self.prefetch(offset, true);
         point(CHANGE);
         let held = self.lock.hold(range, mode);
-        match self.overwrite_held(offset, buf, seen) {
+        match self.overwrite_held(offset, buf, prefetched) {
             Ok(_) => drop(held),
             Err(error) => {
                 if is_unwritten(&error)
@@ -180,7 +189,7 @@ impl<M: FileMapping> DirectFile<M> {
         error: FileError<M::Error>,
         offset: u64,
         buf: &[u8],
-    ) -> Outcome<(), M> {
+    ) -> FileResult<(), M> {
         if !self.can_copy(&error) {
             return Err(error);
         }
@@ -189,7 +198,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Makes everything that was written before durable.
-    pub fn sync(&self) -> Outcome<(), M> {
+    pub fn sync(&self) -> FileResult<(), M> {
         Ok(self.device.flush()?)
     }
 
@@ -221,6 +230,7 @@ impl<M: FileMapping> DirectFile<M> {
     pub(crate) fn against_writers(&self) -> Mode {
         match self.locking {
             // Writers share the lock.
+            #[cfg(feature = "designs")]
             Locking::Shared => Mode::Exclusive,
             _ => Mode::Shared,
         }
@@ -253,39 +263,44 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// As [`read_at`](Self::read_at), of bytes that the caller holds.
-    pub fn read_while_held(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+    pub fn read_while_held(&self, offset: u64, buf: &mut [u8]) -> FileResult<usize, M> {
         if self.read_range(offset, buf.len()).is_none() {
             return Ok(0);
         }
         self.read_held(offset, buf, None)
     }
 
-    /// Looks up the run at `offset` and has the device bring near what lies there, where that is worth it, while the
-    /// lock is being taken: both wait for memory that other threads used last. Before the lock is held the map may
-    /// change; then it was the wrong place, and what was seen is no longer [`known`](Self::known).
+    /// Looks up the run at `offset` and prefetches what lies there, if that is worth it, while the lock is being
+    /// taken: both wait for memory that other threads used last. Before the lock is held the map may change. Then
+    /// the prefetch was for the wrong place, and the run is no longer [`known`](Self::known).
     #[inline]
-    pub(crate) fn foresee(&self, offset: u64, is_write: bool) -> Option<Run> {
-        if !self.foresees {
+    pub(crate) fn prefetch(&self, offset: u64, is_write: bool) -> Option<MappedRun> {
+        if !self.prefetches {
             return None;
         }
-        let run = self.look(offset, is_write).ok()?;
+        let run = self.find_run(offset, is_write).ok()?;
         if run.kind == Kind::Data {
             self.device.prefetch(run.device);
         }
         Some(run)
     }
 
-    /// The run at `offset`, whose range is held: as it was foreseen, if the map is the same.
+    /// The run at `offset`, whose range is held: as it was prefetched, if the map is the same.
     #[inline]
-    pub(crate) fn known(&self, offset: u64, is_write: bool, seen: Option<Run>) -> Outcome<Run, M> {
-        match seen {
+    pub(crate) fn known(
+        &self,
+        offset: u64,
+        is_write: bool,
+        prefetched: Option<MappedRun>,
+    ) -> FileResult<MappedRun, M> {
+        match prefetched {
             Some(run) if run.seq == self.map.seq() => Ok(run),
-            _ => self.look(offset, is_write),
+            _ => self.find_run(offset, is_write),
         }
     }
 
     #[inline]
-    fn look(&self, offset: u64, is_write: bool) -> Outcome<Run, M> {
+    fn find_run(&self, offset: u64, is_write: bool) -> FileResult<MappedRun, M> {
         if is_write { self.run_at(offset) } else { self.run_to_read(offset) }
     }
 
@@ -309,7 +324,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// What an overwrite of `len` bytes locks, and how; nothing if there is nothing to write.
     #[inline]
-    pub(crate) fn write_range(&self, offset: u64, len: usize) -> Outcome<Option<(Range<u64>, Mode)>, M> {
+    pub(crate) fn write_range(&self, offset: u64, len: usize) -> FileResult<Option<(Range<u64>, Mode)>, M> {
         if len == 0 {
             return Ok(None);
         }
@@ -322,16 +337,22 @@ impl<M: FileMapping> DirectFile<M> {
         // A writer of half a sector rewrites the other half: it must hold that too.
         let range = if is_whole { offset..end } else { offset & !mask..(end + mask) & !mask };
         let mode = match self.locking {
+            #[cfg(feature = "designs")]
             Locking::Shared if is_whole => Mode::Shared,
             _ => Mode::Exclusive,
         };
         Ok(Some((range, mode)))
     }
 
-    /// A read whose range is held, and whose first run may have been `seen` before.
+    /// A read whose range is held, and whose first run may have been `prefetched` before.
     #[inline]
-    pub(crate) fn read_held(&self, offset: u64, buf: &mut [u8], seen: Option<Run>) -> Outcome<usize, M> {
-        let mut run = self.known(offset, false, seen)?;
+    pub(crate) fn read_held(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        prefetched: Option<MappedRun>,
+    ) -> FileResult<usize, M> {
+        let mut run = self.known(offset, false, prefetched)?;
         if offset >= run.size {
             return Ok(0);
         }
@@ -355,15 +376,20 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// See [`FileMapping::check_read`].
     #[inline]
-    pub(crate) fn check_read(&self, offset: u64) -> Outcome<(), M> {
+    pub(crate) fn check_read(&self, offset: u64) -> FileResult<(), M> {
         self.map.check_read().map_err(|source| FileError::Map { offset, source })
     }
 
-    /// An overwrite whose range is held, exclusively if it is not whole sectors; its first run may have been `seen`
-    /// before.
+    /// An overwrite whose range is held, exclusively if it is not whole sectors; its first run may have been
+    /// `prefetched` before.
     #[inline]
-    pub(crate) fn overwrite_held(&self, offset: u64, buf: &[u8], seen: Option<Run>) -> Outcome<usize, M> {
-        let run = self.first_run(offset, buf.len(), seen)?;
+    pub(crate) fn overwrite_held(
+        &self,
+        offset: u64,
+        buf: &[u8],
+        prefetched: Option<MappedRun>,
+    ) -> FileResult<usize, M> {
+        let run = self.first_run(offset, buf.len(), prefetched)?;
         if run.take(buf.len()) == buf.len() {
             self.write_device(run.device, buf)?;
         } else {
@@ -374,7 +400,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// As [`overwrite_held`](Self::overwrite_held), durable when it returns, of whole sectors in one piece on a device that has
     /// [durable writes](BlockDevice::has_fua). `false` where it is none of that, and nothing was written.
-    pub(crate) fn overwrite_held_durably(&self, offset: u64, buf: &[u8]) -> Outcome<bool, M> {
+    pub(crate) fn overwrite_held_durably(&self, offset: u64, buf: &[u8]) -> FileResult<bool, M> {
         let run = match self.first_run(offset, buf.len(), None) {
             Err(FileError::NotOverwritable { .. }) => return Ok(false),
             run => run?,
@@ -389,8 +415,13 @@ impl<M: FileMapping> DirectFile<M> {
     /// The run at the first byte of an overwrite whose range is held, if that can be overwritten and the file does not
     /// end too early.
     #[inline(always)]
-    pub(crate) fn first_run(&self, offset: u64, len: usize, seen: Option<Run>) -> Outcome<Run, M> {
-        let run = self.known(offset, true, seen)?;
+    pub(crate) fn first_run(
+        &self,
+        offset: u64,
+        len: usize,
+        prefetched: Option<MappedRun>,
+    ) -> FileResult<MappedRun, M> {
+        let run = self.known(offset, true, prefetched)?;
         // `write_range` has checked that the sum is a file offset.
         if offset + len as u64 > run.size {
             return Err(FileError::NotOverwritable { offset: run.size.max(offset), why: Refusal::PastEnd });
@@ -402,7 +433,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// An overwrite of several extents: all are looked at before the first is written.
     #[cold]
-    fn overwrite_runs(&self, offset: u64, buf: &[u8]) -> Outcome<(), M> {
+    fn overwrite_runs(&self, offset: u64, buf: &[u8]) -> FileResult<(), M> {
         let mut checked = self.check_runs(offset, buf.len())?;
         let (mut at, mut buf) = (offset, buf);
         while !buf.is_empty() {
@@ -420,7 +451,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Checks that all of a range can be overwritten; gives the version of the map that says so.
-    pub(crate) fn check_runs(&self, offset: u64, len: usize) -> Outcome<crate::MapSeq, M> {
+    pub(crate) fn check_runs(&self, offset: u64, len: usize) -> FileResult<crate::MapSeq, M> {
         'again: loop {
             let first = self.run_at(offset)?;
             let (mut at, mut left, mut run) = (offset, len, first);

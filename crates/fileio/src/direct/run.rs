@@ -1,8 +1,8 @@
 //! The part of an extent from a request's byte on, checked: whatever a format says, no address overflows.
 
-use crate::{ExtentState, FileError, FileMapping, Found, MapSeq, Refusal};
+use crate::{ExtentState, FileError, FileMapping, MapLookup, MapSeq, Refusal};
 
-use super::{DirectFile, Outcome};
+use super::{DirectFile, FileResult};
 
 /// What a run holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(crate) enum Kind {
 
 /// The bytes from one offset to the end of their extent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
+pub(crate) struct MappedRun {
     pub kind: Kind,
     /// Device byte of the first, unless it has none.
     pub device: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Run {
     pub seq: MapSeq,
 }
 
-impl Run {
+impl MappedRun {
     /// How many of `len` bytes the run has.
     #[inline]
     pub(crate) fn take(&self, len: usize) -> usize {
@@ -50,18 +50,18 @@ impl Run {
 impl<M: FileMapping> DirectFile<M> {
     /// Looks up the run at byte `offset`, to overwrite it.
     #[inline]
-    pub(crate) fn run_at(&self, offset: u64) -> Outcome<Run, M> {
+    pub(crate) fn run_at(&self, offset: u64) -> FileResult<MappedRun, M> {
         self.run_from(offset, self.map.lookup(offset))
     }
 
     /// Looks up the run at byte `offset`, to read it: shared blocks may be called data.
     #[inline]
-    pub(crate) fn run_to_read(&self, offset: u64) -> Outcome<Run, M> {
+    pub(crate) fn run_to_read(&self, offset: u64) -> FileResult<MappedRun, M> {
         self.run_from(offset, self.map.lookup_to_read(offset))
     }
 
     /// Looks up the run at byte `offset`, which may be space that was never written: with its place, to write it.
-    pub(crate) fn run_anywhere(&self, offset: u64) -> Outcome<Run, M> {
+    pub(crate) fn run_anywhere(&self, offset: u64) -> FileResult<MappedRun, M> {
         let found = self.map.lookup(offset).map_err(|source| FileError::Map { offset, source })?;
         let extent = found.extent;
         let run = self.run_from(offset, Ok(found))?;
@@ -69,14 +69,16 @@ impl<M: FileMapping> DirectFile<M> {
             ExtentState::Unwritten(start) => {
                 let device = start.checked_add(offset - extent.offset);
                 let device = device.filter(|device| (device ^ offset) & self.sector_mask == 0);
-                device.map(|device| Run { device, ..run }).ok_or(FileError::BadExtent { offset, extent })
+                device
+                    .map(|device| MappedRun { device, ..run })
+                    .ok_or(FileError::BadExtent { offset, extent })
             }
             _ => Ok(run),
         }
     }
 
     #[inline]
-    fn run_from(&self, offset: u64, found: Result<Found, M::Error>) -> Outcome<Run, M> {
+    fn run_from(&self, offset: u64, found: Result<MapLookup, M::Error>) -> FileResult<MappedRun, M> {
         let found = found.map_err(|source| FileError::Map { offset, source })?;
         match self.run_of(offset, found) {
             Some(run) => Ok(run),
@@ -85,22 +87,22 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     #[inline]
-    fn run_of(&self, offset: u64, found: Found) -> Option<Run> {
-        let Found { extent, size, seq } = found;
+    fn run_of(&self, offset: u64, found: MapLookup) -> Option<MappedRun> {
+        let MapLookup { extent, size, seq } = found;
         let skipped = offset.checked_sub(extent.offset)?;
         let len = extent.len.checked_sub(skipped).filter(|len| *len > 0)?;
         let (kind, start) = match extent.state {
             ExtentState::Written(start) => (Kind::Data, start),
             ExtentState::Shared(start) => (Kind::SharedData, start),
             ExtentState::Hole => {
-                return Some(Run { kind: Kind::Zeroes(Refusal::Hole), device: 0, len, size, seq });
+                return Some(MappedRun { kind: Kind::Zeroes(Refusal::Hole), device: 0, len, size, seq });
             }
             ExtentState::Unwritten(_) => {
-                return Some(Run { kind: Kind::Zeroes(Refusal::Unwritten), device: 0, len, size, seq });
+                return Some(MappedRun { kind: Kind::Zeroes(Refusal::Unwritten), device: 0, len, size, seq });
             }
         };
         let device = start.checked_add(skipped)?;
         // Sectors of the file are sectors of the device: locking and merging count on it.
-        ((device ^ offset) & self.sector_mask == 0).then_some(Run { kind, device, len, size, seq })
+        ((device ^ offset) & self.sector_mask == 0).then_some(MappedRun { kind, device, len, size, seq })
     }
 }

@@ -1,4 +1,4 @@
-//! How those who wait for a device's flush share it: by choice, so that before and after can be run side by side.
+//! How threads that wait for a device's flush share it. There are several designs, so that they can be compared.
 
 #[cfg(all(test, shuttle))]
 mod models;
@@ -14,27 +14,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// How often who waits for the last flushes looks whether they are over.
+/// How often a thread that waits for the last flushes checks whether they have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 static FLUSH: LockClass = LockClass::new("flush");
 
-/// How flushes of one device are carried out for those who ask at once. All but [`Shared`](Self::Shared) are there to be
-/// measured against.
+/// How concurrent flushes of one device are carried out. All but [`Shared`](Self::Shared) exist for comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Flushing {
-    /// Each his own, one after the other, under a lock. What kernels did before.
+    /// One per caller, one after the other under a lock, as older kernels did.
     Serialized,
-    /// Each his own, at once: the device gets as many as there are threads.
+    /// One per caller, concurrently: the device gets as many as there are threads.
     Concurrent,
-    /// One for everyone who waits ([`SharedFlush`]); his own where that costs nothing
+    /// One for all that wait ([`SharedFlush`]); one per caller if flushes cost nothing
     /// ([`has_write_cache`](BlockDevice::has_write_cache)).
     #[default]
     Shared,
 }
 
 impl Flushing {
-    /// Every way, from the oldest on.
+    /// All designs, the oldest first.
     pub const ALL: [Self; 3] = [Self::Serialized, Self::Concurrent, Self::Shared];
 
     /// Its name on the command line and in reports.
@@ -53,7 +52,7 @@ impl fmt::Display for Flushing {
     }
 }
 
-/// A name that is none of the ways'.
+/// The name of no design.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no way to flush is called {0:?} (there are serialized, concurrent, shared-flush)")]
 pub struct UnknownFlushing(String);
@@ -82,20 +81,20 @@ impl FromStr for Flushing {
 pub struct FlushDevice {
     inner: Arc<dyn BlockDevice>,
     flushing: Flushing,
-    /// Whether a flush costs nothing, so that to share one costs more.
+    /// Whether a flush costs nothing, so that sharing one would cost more.
     is_free: bool,
     one_at_a_time: Mutex<()>,
     shared: SharedFlush,
-    /// Whether no flush begins any more.
+    /// Whether no more flushes begin.
     has_ended: AtomicBool,
-    /// Flushes that somebody waits for, where they cost something.
+    /// Flushes that somebody waits for, if they cost something.
     under_way: AtomicU64,
-    /// Why the first failed that did.
+    /// The error of the first failed flush.
     failed: OnceLock<DeviceError>,
 }
 
 impl FlushDevice {
-    /// `inner`, whose flushes are carried out so.
+    /// `inner`, whose flushes are carried out in this way.
     pub fn new(inner: Arc<dyn BlockDevice>, flushing: Flushing) -> Self {
         let is_free = !inner.has_write_cache();
         Self {
@@ -110,11 +109,11 @@ impl FlushDevice {
         }
     }
 
-    /// Waits until the flushes are over that somebody waits for. Who asks for one later is refused ([`DeviceError::Ended`]), and
-    /// the device not asked.
+    /// Waits until all flushes that somebody waits for have ended. Later ones are refused ([`DeviceError::Ended`])
+    /// without asking the device.
     ///
     /// # Errors
-    /// That of the first flush that failed, ever: the system says it once, and perhaps said so to another.
+    /// The error of the first failed flush ever: the system reports it once, and perhaps did so to another caller.
     pub fn end(&self) -> Result<(), DeviceError> {
         self.has_ended.store(true, Ordering::SeqCst);
         while self.under_way.load(Ordering::SeqCst) > 0 {
@@ -152,7 +151,7 @@ impl FlushDevice {
     }
 }
 
-/// Counts one less when it is dropped, also by a panic.
+/// Decrements when dropped, also by a panic.
 struct OneLess<'a>(&'a AtomicU64);
 
 impl Drop for OneLess<'_> {
@@ -168,7 +167,7 @@ impl Layer for FlushDevice {
 
     fn pass_flush(&self) -> Result<(), DeviceError> {
         match self.flushing == Flushing::Shared && self.is_free {
-            // What does nothing need not be waited for.
+            // A flush that does nothing need not be waited for.
             true => self.inner.flush(),
             false => self.flush_counted(),
         }
@@ -204,7 +203,8 @@ mod tests {
         Arc::new(MemoryDevice::anonymous(1 << 20).unwrap())
     }
 
-    /// How many flushes a device carries out at once, and in all, for threads that each ask for one while it lies still.
+    /// How many flushes a device carries out concurrently, and in total, for threads that each ask for one while it is
+    /// held.
     fn counted(flushing: Flushing) -> (usize, u64) {
         let counter = Arc::new(Counter::new(memory()));
         let delay = Arc::new(DelayDevice::new(counter.clone()));

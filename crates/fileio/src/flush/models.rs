@@ -1,6 +1,5 @@
-//! Models of the shared flush, run under every schedule that a random scheduler comes up with:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p uxfs-fileio --lib models`. Schedules that fail are printed and can be replayed
-//! (`shuttle::replay`).
+//! Models of the shared flush, run under the schedules of a random scheduler: `RUSTFLAGS="--cfg shuttle" cargo test -p
+//! uxfs-fileio --lib models`. Failing schedules are printed and can be replayed (`shuttle::replay`).
 
 use super::SharedFlush;
 use blockdev::DeviceError;
@@ -11,14 +10,14 @@ use std::sync::Arc;
 const THREADS: usize = 3;
 const ROUNDS: u64 = 3;
 
-/// A device that keeps a number for each thread: what was written last, and what is durable.
+/// A device with a number for each thread: what was last written, and what is durable.
 #[derive(Default)]
 struct Numbers {
     volatile: [AtomicU64; THREADS],
     durable: [AtomicU64; THREADS],
     in_flight: AtomicBool,
     flushes: AtomicU64,
-    /// The flush that fails, from 1; 0: none.
+    /// The flush that fails, from 1 on; 0 for none.
     fails: u64,
 }
 
@@ -48,7 +47,7 @@ fn check(iterations: usize, model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || again(), iterations, 3);
 }
 
-/// Has threads write and flush over and over, and gives the device and how often one was told of a failure.
+/// Lets threads write and flush over and over. Returns the device, and how often one was told of a failure.
 fn written_and_flushed(fails: u64) -> (Arc<Numbers>, u64) {
     let (shared, device) =
         (Arc::new(SharedFlush::default()), Arc::new(Numbers { fails, ..Numbers::default() }));

@@ -1,20 +1,21 @@
-//! One flush for everyone who waits: one in flight, one gathering.
+//! One flush for all callers that wait: one is in flight, the next one gathers.
 //!
-//! A flush makes durable what was written before it began. Flushes are numbered, and there is one at a time: whoever asks
-//! is served by the next one to begin, never by one that began before he asked. Whoever asks while none is being led leads
-//! that one, all others who ask before it begins wait for its end. Invariants:
+//! A flush makes durable what was written before it began. Flushes are numbered, and there is one at a time. A caller
+//! is served by the next one to begin, never by one that began before the call. If nobody leads the next one, the
+//! caller does; all others that ask before it begins wait for its end. Invariants:
 //!
-//! - Nobody is told that all is well before a flush that began after his call has ended well.
-//! - No lock is held while a flush is carried out: whoever asks meanwhile is counted at once for the next.
-//! - A flush that failed is told to all that it served. So is everyone who asks later, without asking the device: what was to
-//!   be made durable is lost, and the system says so once ([`BlockDevice::flush`](blockdev::BlockDevice::flush)).
-//! - A flush whose thread panicked has failed: nobody waits for it for ever.
+//! - Nobody is told of success before a flush that began after the call has succeeded.
+//! - No lock is held during a flush, so a call meanwhile is counted immediately for the next.
+//! - A failed flush is reported to all callers that it served, and to all later ones, without asking the device: what
+//!   was to become durable is lost, and the system says so only once
+//!   ([`BlockDevice::flush`](blockdev::BlockDevice::flush)).
+//! - A flush whose thread panicked has failed, so nobody waits for it for ever.
 //!
-//! **When a flush begins.** If it began with the first who asks, threads that write and flush over and over would split
-//! into two groups that take turns, and each would wait for two flushes a round. So whoever leads waits for those who were
-//! about during the last flush (it served them, or they asked meanwhile), if as many came during it as during the one
-//! before. He waits no longer than a flush takes, and not at all for those of whom none has come for a quarter of that: a
-//! wrong guess costs less than the flush that the right one saves. A thread alone never waits.
+//! **When a flush begins.** If it began with its first caller, threads that write and flush over and over would split
+//! into two groups that take turns, and each would wait for two flushes per round. So the leader waits for those that
+//! asked for the last flush (it served them, or they asked while it was in flight), if these were as many as for the
+//! one before. It waits no longer than a flush takes, and gives up after a quarter of that without any arrival: a wrong
+//! guess then costs less than the flush that a right one saves. A single thread never waits.
 
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait, wait_for};
 use blockdev::DeviceError;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 
 static STATE: LockClass = LockClass::new("flush state");
 
-/// Below this a flush costs about what waiting for somebody does, and nobody is waited for.
+/// Below this, a flush costs about as much as waiting for another thread, so nobody is waited for.
 const FLUSH_TIME_MIN: Duration = Duration::from_micros(50);
 
 /// Flushes of one device that are shared by all who ask for one.
@@ -41,43 +42,43 @@ const FLUSH_TIME_MIN: Duration = Duration::from_micros(50);
 #[derive(Debug, Default)]
 pub struct SharedFlush {
     state: Mutex<State>,
-    /// The end of a flush, by whether its number is odd. Who waits for the one that is gathering does not wake for the one
-    /// that is in flight, but for one of them, who leads next.
+    /// Signalled at the end of a flush, by whether its number is odd. So threads that wait for the gathering flush do
+    /// not wake for the one in flight, except for one of them, which leads next.
     ended: [Condvar; 2],
-    /// As many have come as the leader waits for.
+    /// Signalled when as many have come as the leader waits for.
     arrived: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The last flush that began; the next one gathers.
+    /// The last flush that began. The next one gathers.
     begun: u64,
     /// The last flush that ended.
     ended: u64,
-    /// Whether somebody leads: waits for others to come, or has a flush in flight.
+    /// Whether there is a leader, which waits for others to come or has a flush in flight.
     is_led: bool,
-    /// How many the next flush to begin will serve.
+    /// How many callers the next flush will serve.
     gathered: u32,
-    /// How many the leader waits for.
+    /// How many callers the leader waits for.
     awaited: u32,
-    crowd: Crowd,
-    /// The first flush that failed, and how.
+    expected: ExpectedWaiters,
+    /// The first failed flush, and its error.
     failed: Option<(u64, DeviceError)>,
 }
 
-/// Who asks for flushes, and how long these take.
+/// How many callers to expect, and how long flushes take.
 #[derive(Clone, Copy, Debug, Default)]
-struct Crowd {
-    /// How many the last flush served, and how many asked while it was in flight.
+struct ExpectedWaiters {
+    /// How many callers the last flush served, plus those that asked while it was in flight.
     about: u32,
-    /// Whether these were as many as those of the flush before.
+    /// Whether these were as many as for the flush before.
     comes_back: bool,
-    /// What the last flushes took: the one before, and the last.
+    /// The duration of the last two flushes, the last one second.
     took: [Duration; 2],
 }
 
-impl Crowd {
-    /// A flush has ended that served so many, and so many ask for the next already.
+impl ExpectedWaiters {
+    /// A flush has ended that served this many, and `gathered` already ask for the next.
     fn note(&mut self, served: u32, gathered: u32, took: Duration) {
         let about = served + gathered;
         self.comes_back = about >= self.about;
@@ -85,7 +86,7 @@ impl Crowd {
         self.took = [self.took[1], took];
     }
 
-    /// How many the next flush should serve, and for how long they are waited for.
+    /// How many callers the next flush should serve, and how long to wait for them.
     fn expected(&self) -> (u32, Duration) {
         let patience = self.took[0].min(self.took[1]);
         let known = cfg!(shuttle) || patience >= FLUSH_TIME_MIN;
@@ -94,22 +95,22 @@ impl Crowd {
 }
 
 impl SharedFlush {
-    /// Has `flush` make everything durable that was written before this call, or waits until another's has. `flush` is
-    /// called without a lock, by one thread at a time.
+    /// Makes everything durable that was written before this call, by calling `flush` or by waiting until another
+    /// thread has. `flush` is called without a lock, by one thread at a time.
     pub fn flush(&self, flush: impl FnOnce() -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         let Some(lead) = self.join()? else { return Ok(()) };
         let outcome = flush();
         lead.end(outcome)
     }
 
-    /// How many wait for the next flush to begin.
+    /// How many callers wait for the next flush to begin.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn gathered(&self) -> u32 {
         lock(&self.state).gathered
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What is counted are waits for the lock; it is let go of for a condition, so that holds are not.
+        // Waits for the lock are counted. Holds are not, because a wait for a condition releases it.
         let attempt = || match self.state.try_lock() {
             Ok(state) => Some(state),
             Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
@@ -118,7 +119,7 @@ impl SharedFlush {
         STATE.lock(Mode::Exclusive, attempt, || lock(&self.state)).into_uncounted()
     }
 
-    /// Waits for a flush that began after this call; or comes back to carry it out.
+    /// Waits for a flush that began after this call, or returns in order to carry it out.
     fn join(&self) -> Result<Option<Lead<'_>>, DeviceError> {
         let mut state = self.lock();
         let number = state.begun + 1;
@@ -145,9 +146,9 @@ impl SharedFlush {
         Ok(Some(Lead { shared: self, number, served, since: Instant::now() }))
     }
 
-    /// Lets those come who probably will.
+    /// Waits for those who will probably come.
     fn gather<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let (expected, patience) = state.crowd.expected();
+        let (expected, patience) = state.expected.expected();
         let since = Instant::now();
         state.awaited = expected;
         while state.gathered < expected {
@@ -167,7 +168,7 @@ impl SharedFlush {
         let mut state = self.lock();
         (state.ended, state.is_led) = (number, false);
         let gathered = state.gathered;
-        state.crowd.note(served, gathered, took);
+        state.expected.note(served, gathered, took);
         if let Err(error) = outcome {
             state.failed.get_or_insert_with(|| (number, error.again()));
         }
@@ -227,7 +228,7 @@ mod tests {
         matches!(outcome, Err(DeviceError::Io { source, .. }) if source.raw_os_error() == Some(EIO))
     }
 
-    /// Flushes that are counted as they begin, and of which the first takes until it is told its outcome.
+    /// A device that counts its flushes as they begin. The first one lasts until it is told its result.
     struct Held {
         begun: AtomicU64,
         tell: Sender<Result<(), DeviceError>>,
@@ -257,7 +258,8 @@ mod tests {
         }
     }
 
-    /// Has one flush be in flight, and `others` more ask; gives what each was told: the first, and the others.
+    /// Lets `others` more callers ask while one flush is in flight. Returns what each was told: the first, and the
+    /// others.
     fn beside_one_in_flight(
         shared: &SharedFlush,
         device: &Held,
@@ -269,7 +271,7 @@ mod tests {
             let first = scope.spawn(ask);
             until(|| device.begun() == 1);
             let others: Vec<_> = (0..others).map(|_| scope.spawn(ask)).collect();
-            // They could not be counted if the flush were carried out under the lock.
+            // If the flush were carried out under the lock, they could not be counted.
             until(|| shared.gathered() as usize == others.len());
             assert_eq!(device.begun(), 1, "one at a time");
             assert!(others.iter().all(|other| !other.is_finished()), "served by a flush that began before");
@@ -306,7 +308,8 @@ mod tests {
         let (shared, device) = (SharedFlush::default(), Held::new());
         let (first, others) = beside_one_in_flight(&shared, &device, 7, Err(lost()));
         assert!(is_lost(&first), "{first:?}");
-        // What they wrote may be lost as well: the device has told the first, and would tell them that all is well.
+        // Their writes may be lost as well: the device has reported that to the first caller, and would tell them that
+        // all is well.
         assert!(others.iter().all(is_lost), "{others:?}");
         assert!(is_lost(&shared.flush(|| device.flush())));
         assert_eq!(device.begun(), 1);
@@ -345,15 +348,15 @@ mod tests {
         assert!(matches!(shared.flush(|| Ok(())), Err(DeviceError::Io { .. } | DeviceError::Failed(_))));
     }
 
-    /// Whoever leads waits for those who were about, and for nobody else.
+    /// A leader waits for the callers of the last flush, and for nobody else.
     #[test]
     fn a_crowd_is_expected_back_and_strangers_are_not() {
-        let (long, mut crowd) = (Duration::from_millis(10), Crowd::default());
+        let (long, mut crowd) = (Duration::from_millis(10), ExpectedWaiters::default());
         assert_eq!(crowd.expected().0, 0);
         crowd.note(1, 63, long);
         crowd.note(60, 4, long);
         assert_eq!(crowd.expected(), (64, long));
-        // One flush was slow: others need not be.
+        // One flush was slow; others need not be.
         crowd.note(64, 0, 50 * long);
         assert_eq!(crowd.expected(), (64, long));
         // Half of them did not come back.
@@ -366,7 +369,7 @@ mod tests {
         assert_eq!(crowd.expected().0, 0);
     }
 
-    /// Threads that come back over and over are served together, and what each wrote is durable as he is told so.
+    /// Threads that come back over and over are served together, and each one's writes are durable when it is told so.
     #[test]
     fn many_threads_share_few_flushes_and_each_finds_its_own_write_flushed() {
         const THREADS: usize = 16;

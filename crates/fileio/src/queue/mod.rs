@@ -1,15 +1,14 @@
 //! Direct I/O on one file with many requests in flight, owned by one thread.
 //!
 //! Invariants:
-//! - A request holds its range from before its first lookup until its last transfer is over, then gives it back
-//!   before its completion is handed out.
-//! - The thread never blocks for a range while it has anything in flight. A request whose range is taken is set
-//!   aside and goes on when its turn comes; those after it do not wait for it. A design that has no line to stand
-//!   in is asked again each time something completes, and blocked on only when nothing else is left.
-//! - A request of whole sectors in one extent allocates nothing: its buffer goes down to the device and comes back.
-//!   One that spans extents is split into pieces with buffers of their own. One of half sectors is done in place,
-//!   by blocking calls, and so is an overwrite of blocks that other files share: it gives its range back and gets in line
-//!   for the whole blocks.
+//! - A request holds its range from before its first lookup until its last transfer has ended, and releases it before
+//!   its completion is handed out.
+//! - The thread never blocks for a range while it has anything in flight. A request whose range is taken is set aside
+//!   and continues when its turn comes; later ones do not wait for it. With a locking design without a queue, it tries
+//!   again each time something completes, and blocks only when nothing else is left.
+//! - A request of whole sectors in one extent allocates nothing: its buffer goes down to the device and comes back. One
+//!   that spans extents is split into pieces with their own buffers. One with partial sectors is done in place, by
+//!   blocking calls, and so is an overwrite of shared blocks: it releases its range and queues for the whole blocks.
 
 mod state;
 mod wakeup;
@@ -21,47 +20,47 @@ use std::task::Waker;
 use blockdev::{AlignedBuf, DeviceError, Durability, IoQueue};
 use rangelock::Mode;
 
-use crate::direct::{Kind, Outcome, Run};
+use crate::direct::{FileResult, Kind, MappedRun};
 use crate::lock::{Attempt, Token};
 use crate::testing::{CHANGE, point};
 use crate::{DirectFile, FileError, FileMapping};
 
-use state::{Deferred, Line, Piece, State};
+use state::{Deferred, QueuePlace, RequestPart, State};
 use wakeup::Wakeup;
 
-/// A request that is over.
+/// A completed request.
 #[derive(Debug)]
 pub struct FileCompletion<E: std::error::Error + 'static> {
-    /// The tag it was pushed with.
+    /// The tag that it was pushed with.
     pub tag: u64,
-    /// Its buffer; of a read, the bytes that `result` counts are filled.
+    /// Its buffer. For a read, the bytes that `result` counts are filled.
     pub buf: AlignedBuf,
-    /// How many bytes were transferred, as the blocking calls would say.
+    /// How many bytes were transferred, as the blocking calls would return.
     pub result: Result<usize, FileError<E>>,
 }
 
-/// Many requests in flight on one [`DirectFile`]. They complete in any order; what overlaps is kept apart as the
-/// file's locking says, without an order.
+/// Many requests in flight on one [`DirectFile`]. They complete in any order. The file's locking keeps overlapping ones
+/// apart, without defining an order.
 ///
-/// A request that waits for its range has its place in line: whoever pushes should soon call
-/// [`wait`](Self::wait), as a range that was granted meanwhile is held until then. For the same reason its thread
+/// A request that waits for its range has its place in the queue. The thread that pushes should soon call
+/// [`wait`](Self::wait), because a range that was granted meanwhile is held until then. For the same reason the thread
 /// must not block for bytes that its queue has in flight, by a blocking call or in another queue: it would wait for
-/// itself. Nor for bytes that another thread's queue has in flight while that one may block for its own: ranges
-/// are given back when completions are taken.
+/// itself. Nor may it block for bytes that another thread's queue has in flight if that thread may block for this
+/// one's: ranges are released when completions are taken.
 pub struct DirectQueue<M: FileMapping> {
     io: Box<dyn IoQueue>,
     state: State<M>,
     /// Requests whose range somebody holds.
     deferred: VecDeque<Deferred>,
     /// Pieces for which the device's queue had no room.
-    backlog: VecDeque<Piece>,
+    backlog: VecDeque<RequestPart>,
     wakeup: Arc<Wakeup>,
     waker: Waker,
 }
 
 impl<M: FileMapping> DirectQueue<M> {
     /// A queue for up to `depth` requests on `file`.
-    pub fn new(file: Arc<DirectFile<M>>, depth: u32) -> Outcome<Self, M> {
+    pub fn new(file: Arc<DirectFile<M>>, depth: u32) -> FileResult<Self, M> {
         let io = Arc::clone(file.device()).queue(depth)?;
         let wakeup = Arc::new(Wakeup::default());
         let waker = Waker::from(Arc::clone(&wakeup));
@@ -69,12 +68,12 @@ impl<M: FileMapping> DirectQueue<M> {
         Ok(Self { io, state: State::new(file, depth), deferred, backlog: VecDeque::new(), wakeup, waker })
     }
 
-    /// How many requests fit.
+    /// Its depth.
     pub fn depth(&self) -> u32 {
         self.state.depth()
     }
 
-    /// How many requests were pushed and not yet handed back.
+    /// How many requests were pushed and not yet returned.
     pub fn in_flight(&self) -> u32 {
         self.state.in_flight()
     }
@@ -84,14 +83,14 @@ impl<M: FileMapping> DirectQueue<M> {
         self.deferred.len() as u32
     }
 
-    /// How often a request had to wait for its range, since the queue was made.
+    /// How often a request has had to wait for its range since the queue was made.
     pub fn deferrals(&self) -> u64 {
         self.state.deferrals
     }
 
-    /// Adds a read of `buf.len()` bytes at byte `offset` of the file. Fails only if the queue is full, and drops
-    /// the buffer then; all else comes with the completion.
-    pub fn push_read(&mut self, offset: u64, buf: AlignedBuf, tag: u64) -> Outcome<(), M> {
+    /// Adds a read of `buf.len()` bytes at byte `offset` of the file. It fails only if the queue is full, and then
+    /// drops the buffer. Other errors come with the completion.
+    pub fn push_read(&mut self, offset: u64, buf: AlignedBuf, tag: u64) -> FileResult<(), M> {
         let index = self.state.take_slot()?;
         let len = buf.len();
         self.state.requests[index as usize].begin(offset, tag, buf, false);
@@ -102,8 +101,9 @@ impl<M: FileMapping> DirectQueue<M> {
         Ok(())
     }
 
-    /// Adds an overwrite of the whole `buf` at byte `offset` of the file; fails as [`push_read`](Self::push_read).
-    pub fn push_write(&mut self, offset: u64, buf: AlignedBuf, tag: u64) -> Outcome<(), M> {
+    /// Adds an overwrite with the whole `buf` at byte `offset` of the file. It fails like
+    /// [`push_read`](Self::push_read).
+    pub fn push_write(&mut self, offset: u64, buf: AlignedBuf, tag: u64) -> FileResult<(), M> {
         let index = self.state.take_slot()?;
         let len = buf.len();
         self.state.requests[index as usize].begin(offset, tag, buf, true);
@@ -115,26 +115,26 @@ impl<M: FileMapping> DirectQueue<M> {
         Ok(())
     }
 
-    /// Hands what was pushed to the device.
-    pub fn submit(&mut self) -> Outcome<(), M> {
+    /// Submits what was pushed to the device.
+    pub fn submit(&mut self) -> FileResult<(), M> {
         self.go_on();
         Ok(self.io.submit()?)
     }
 
-    /// Submits, waits until at least `min` requests are over (0: does not wait; never more than are in flight),
-    /// and hands each one that is to `done`. Returns how many.
-    pub fn wait(&mut self, min: u32, done: &mut dyn FnMut(FileCompletion<M::Error>)) -> Outcome<u32, M> {
+    /// Submits, waits until at least `min` requests have completed (0: does not wait; never more than are in flight),
+    /// and calls `done` with each. Returns how many.
+    pub fn wait(&mut self, min: u32, done: &mut dyn FnMut(FileCompletion<M::Error>)) -> FileResult<u32, M> {
         let min = min.min(self.in_flight());
         let mut count = 0;
         loop {
             self.go_on();
             count += self.state.hand_out(done);
-            // With requests set aside, every completion may let one of them go on: look after each.
+            // If requests are set aside, every completion may let one of them continue, so check after each.
             let want = min.saturating_sub(count);
             let want = if self.deferred.is_empty() { want } else { want.min(1) };
             count += self.reap(want, done)?;
             if count >= min {
-                // What was set aside and can go on now should not wait for the next call.
+                // What was set aside and can continue now should not wait for the next call.
                 if !self.deferred.is_empty() || !self.backlog.is_empty() {
                     self.go_on();
                     self.io.submit()?;
@@ -147,8 +147,8 @@ impl<M: FileMapping> DirectQueue<M> {
         }
     }
 
-    /// Takes what the device has finished, at least `want` of it.
-    fn reap(&mut self, want: u32, done: &mut dyn FnMut(FileCompletion<M::Error>)) -> Outcome<u32, M> {
+    /// Takes what the device has completed, at least `want` requests.
+    fn reap(&mut self, want: u32, done: &mut dyn FnMut(FileCompletion<M::Error>)) -> FileResult<u32, M> {
         let (io, state) = (&mut self.io, &mut self.state);
         let mut count = 0;
         io.wait(want, &mut |completion| {
@@ -160,16 +160,16 @@ impl<M: FileMapping> DirectQueue<M> {
         Ok(count)
     }
 
-    /// Takes a request's range, or sets it aside.
+    /// Takes a request's range, or sets the request aside.
     #[inline]
     fn start(&mut self, index: u32, range: std::ops::Range<u64>, mode: Mode) {
         let is_write = self.state.requests[index as usize].is_write;
-        let seen = self.state.file.foresee(range.start, is_write);
+        let prefetched = self.state.file.prefetch(range.start, is_write);
         if is_write {
             point(CHANGE);
         }
         match self.state.file.lock().try_acquire(range.clone(), mode) {
-            Some(token) => self.issue(index, token, seen),
+            Some(token) => self.issue(index, token, prefetched),
             None => self.get_in_line(index, range, mode),
         }
     }
@@ -178,8 +178,8 @@ impl<M: FileMapping> DirectQueue<M> {
     fn get_in_line(&mut self, index: u32, range: std::ops::Range<u64>, mode: Mode) {
         match self.state.file.lock().attempt(range.clone(), mode, &self.waker) {
             Attempt::Held(token) => self.issue(index, token, None),
-            Attempt::InLine(pending) => self.set_aside(Deferred { index, line: Line::In(pending) }),
-            Attempt::Busy => self.set_aside(Deferred { index, line: Line::None(range, mode) }),
+            Attempt::InLine(pending) => self.set_aside(Deferred { index, line: QueuePlace::In(pending) }),
+            Attempt::Busy => self.set_aside(Deferred { index, line: QueuePlace::None(range, mode) }),
         }
     }
 
@@ -188,7 +188,7 @@ impl<M: FileMapping> DirectQueue<M> {
         self.deferred.push_back(deferred);
     }
 
-    /// Issues those set aside whose turn has come, and pieces that waited for room.
+    /// Issues the requests whose turn has come, and pieces that waited for room.
     #[inline]
     fn go_on(&mut self) {
         if !self.deferred.is_empty() {
@@ -206,8 +206,8 @@ impl<M: FileMapping> DirectQueue<M> {
         for _ in 0..self.deferred.len() {
             let Some(mut deferred) = self.deferred.pop_front() else { return };
             let token = match &mut deferred.line {
-                Line::In(pending) => pending.try_finish().map(Token::Range),
-                Line::None(range, mode) => self.state.file.lock().try_acquire(range.clone(), *mode),
+                QueuePlace::In(pending) => pending.try_finish().map(Token::Range),
+                QueuePlace::None(range, mode) => self.state.file.lock().try_acquire(range.clone(), *mode),
             };
             match token {
                 Some(token) => self.issue(deferred.index, token, None),
@@ -221,13 +221,13 @@ impl<M: FileMapping> DirectQueue<M> {
         }
     }
 
-    /// With nothing in flight, so that this queue holds no range: waits for one that somebody else holds.
+    /// Called with nothing in flight, so that this queue holds no range: waits for a range that somebody else holds.
     #[cold]
     fn block_for_range(&mut self) {
         match self.deferred.front() {
             None => {}
-            Some(Deferred { line: Line::In(_), .. }) => self.wakeup.wait(),
-            Some(Deferred { index, line: Line::None(range, mode) }) => {
+            Some(Deferred { line: QueuePlace::In(_), .. }) => self.wakeup.wait(),
+            Some(Deferred { index, line: QueuePlace::None(range, mode) }) => {
                 let (index, range, mode) = (*index, range.clone(), *mode);
                 let token = self.state.file.lock().acquire(range, mode);
                 self.deferred.pop_front();
@@ -236,10 +236,10 @@ impl<M: FileMapping> DirectQueue<M> {
         }
     }
 
-    /// A request whose range is held goes to the device, or is done in place. Its first run may have been `seen` before
-    /// it was.
+    /// A request whose range is held is sent to the device, or done in place. Its first run may have been `prefetched`
+    /// before that.
     #[inline]
-    fn issue(&mut self, index: u32, token: Token, seen: Option<Run>) {
+    fn issue(&mut self, index: u32, token: Token, prefetched: Option<MappedRun>) {
         let Self { state, .. } = self;
         let request = &mut state.requests[index as usize];
         request.token = Some(token);
@@ -250,11 +250,14 @@ impl<M: FileMapping> DirectQueue<M> {
             }
             return;
         }
-        let planned =
-            if request.is_write { state.plan_write(index, seen) } else { state.plan_read(index, seen) };
+        let planned = if request.is_write {
+            state.plan_write(index, prefetched)
+        } else {
+            state.plan_read(index, prefetched)
+        };
         match planned {
             Ok(Some(device)) if self.io.in_flight() < self.io.depth() => self.push_whole(index, device),
-            // Spans extents, or pieces of others take all the room.
+            // It spans extents, or pieces of others take all the room.
             Ok(_) => {
                 if let Err(e) = self.split(index) {
                     match self.state.requests[index as usize].unfinished {
@@ -268,8 +271,8 @@ impl<M: FileMapping> DirectQueue<M> {
         }
     }
 
-    /// Ends a request, unless it was refused because of shared blocks, of which copies can be made: then it begins anew.
-    fn finish_or_copy(&mut self, index: u32, result: Outcome<usize, M>) {
+    /// Ends a request, unless it was refused because of shared blocks that can be copied: then it starts over.
+    fn finish_or_copy(&mut self, index: u32, result: FileResult<usize, M>) {
         let state = &mut self.state;
         let request = &mut state.requests[index as usize];
         match &result {
@@ -282,14 +285,14 @@ impl<M: FileMapping> DirectQueue<M> {
         }
         let end = request.offset + request.len() as u64;
         let blocks = state.file.blocks_around(request.offset..end);
-        // Others may have the rest of these blocks, in this very queue.
+        // Others may have the rest of these blocks, even in this queue.
         match state.file.lock().try_acquire(blocks.clone(), Mode::Exclusive) {
             Some(token) => self.issue(index, token, None),
             None => self.get_in_line(index, blocks, Mode::Exclusive),
         }
     }
 
-    /// Sends a request of one extent down with its own buffer.
+    /// Sends a request of one extent to the device with its own buffer.
     #[inline]
     fn push_whole(&mut self, index: u32, device: u64) {
         let request = &mut self.state.requests[index as usize];
@@ -305,7 +308,7 @@ impl<M: FileMapping> DirectQueue<M> {
             self.io.push_read(device, buf, tag)
         };
         if let Err(e) = pushed {
-            // Refused as out of the device's range or read-only: the buffer went with it, the caller gets another.
+            // It was refused as out of the device's range or read-only. The buffer is lost, so the caller gets another.
             let request = &mut self.state.requests[index as usize];
             request.unfinished = 0;
             request.buf = Some(AlignedBuf::zeroed(len));
@@ -313,9 +316,9 @@ impl<M: FileMapping> DirectQueue<M> {
         }
     }
 
-    /// Cuts a request at its extents; the pieces go down as there is room.
+    /// Splits a request at its extents. The pieces are sent as there is room.
     #[cold]
-    fn split(&mut self, index: u32) -> Outcome<(), M> {
+    fn split(&mut self, index: u32) -> FileResult<(), M> {
         let request = &self.state.requests[index as usize];
         let (offset, is_write) = (request.offset, request.is_write);
         let file = Arc::clone(&self.state.file);
@@ -324,7 +327,7 @@ impl<M: FileMapping> DirectQueue<M> {
             file.check_runs(offset, len)?;
         }
         let mut at = 0;
-        // Keeps the request from being over before all of its pieces are made.
+        // So that the request does not complete before all of its pieces are made.
         self.state.requests[index as usize].unfinished = 1;
         while at < len {
             let run_at = offset + at as u64;
@@ -348,7 +351,7 @@ impl<M: FileMapping> DirectQueue<M> {
         Ok(())
     }
 
-    fn push_piece(&mut self, mut piece: Piece) {
+    fn push_piece(&mut self, mut piece: RequestPart) {
         if self.io.in_flight() >= self.io.depth() {
             self.backlog.push_back(piece);
             return;
@@ -373,16 +376,16 @@ impl<M: FileMapping> DirectQueue<M> {
 }
 
 impl<M: FileMapping> Drop for DirectQueue<M> {
-    /// Waits for what is in flight; what waits for its range or for room is not done at all.
+    /// Waits for what is in flight. Requests that wait for their range or for room are not done at all.
     fn drop(&mut self) {
-        // Cancels their places in line, so that nobody waits behind a queue that is gone.
+        // Cancels their places in the queue, so that nobody waits behind a dropped queue.
         self.deferred.clear();
         let (io, state) = (&mut self.io, &mut self.state);
         while io.in_flight() > 0 {
             let waited: Result<u32, DeviceError> =
                 io.wait(1, &mut |completion| drop(state.complete(completion)));
             if waited.is_err() {
-                // The device may still be writing: the ranges stay held, which keeps others off.
+                // The device may still be writing, so the ranges stay held, which keeps others off.
                 return;
             }
         }

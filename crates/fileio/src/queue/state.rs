@@ -1,9 +1,9 @@
-//! The requests of a queue and the pieces that some of them were cut into.
+//! The requests of a queue, and the pieces that some of them were split into.
 //!
 //! Invariants:
-//! - a slot is free, or holds a request until its completion is handed out or put into `ready`;
-//! - a request with `unfinished` transfers keeps its token; `finish` gives the token back;
-//! - tags for the device below `depth` name requests that went down whole, those above name pieces.
+//! - a slot is free, or has a request until its completion is handed out or put into `ready`;
+//! - a request with `unfinished` transfers keeps its token; `finish` releases the token;
+//! - device tags below `depth` are those of whole requests, those above are pieces.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,20 +12,20 @@ use std::sync::Arc;
 use blockdev::{AlignedBuf, Completion, DeviceError};
 use rangelock::{Mode, Pending, RangeLock};
 
-use crate::direct::{Kind, Outcome, Run};
+use crate::direct::{FileResult, Kind, MappedRun};
 use crate::lock::Token;
 use crate::{DirectFile, FileCompletion, FileError, FileMapping};
 
 /// A request whose range is taken.
 pub(super) struct Deferred {
     pub index: u32,
-    pub line: Line,
+    pub line: QueuePlace,
 }
 
 /// How a request waits for its range.
-pub(super) enum Line {
+pub(super) enum QueuePlace {
     In(Pending<Arc<RangeLock>>),
-    /// Not at all: it has to ask again.
+    /// Not in the queue: it has to try again.
     None(Range<u64>, Mode),
 }
 
@@ -34,21 +34,21 @@ pub(super) struct Request {
     pub offset: u64,
     pub tag: u64,
     pub is_write: bool,
-    /// An overwrite that met shared blocks: it holds whole blocks, and is done in place.
+    /// An overwrite that met shared blocks. It holds whole blocks, and is done in place.
     pub copies: bool,
-    /// Away while the device has it.
+    /// `None` while the device has it.
     pub buf: Option<AlignedBuf>,
     pub token: Option<Token>,
     /// Bytes that the request will report, once it is planned.
     pub count: Option<usize>,
-    /// Transfers that are not over.
+    /// Transfers that have not ended.
     pub unfinished: u32,
     /// The first of its transfers to fail.
     pub error: Option<DeviceError>,
 }
 
 impl Request {
-    /// Fills a slot, whose last request has left neither token nor error behind.
+    /// Fills a slot. The last request has left neither token nor error behind.
     #[inline]
     pub(super) fn begin(&mut self, offset: u64, tag: u64, buf: AlignedBuf, is_write: bool) {
         debug_assert!(self.token.is_none() && self.error.is_none() && self.buf.is_none());
@@ -71,13 +71,13 @@ impl Request {
 }
 
 /// A part of a request that lies in one extent.
-pub(super) struct Piece {
+pub(super) struct RequestPart {
     pub index: u32,
     pub device: u64,
     pub is_write: bool,
-    /// Where in the request's buffer it belongs; its own buffer may be longer, to be whole sectors.
+    /// Its position in the request's buffer. Its own buffer may be longer, for whole sectors.
     range: Range<usize>,
-    /// Away while the device has it.
+    /// `None` while the device has it.
     pub buf: Option<AlignedBuf>,
 }
 
@@ -85,8 +85,8 @@ pub(super) struct State<M: FileMapping> {
     pub file: Arc<DirectFile<M>>,
     pub requests: Box<[Request]>,
     free: Vec<u32>,
-    pieces: Vec<Option<Piece>>,
-    /// Requests that are over and were not handed out yet.
+    pieces: Vec<Option<RequestPart>>,
+    /// Completed requests that were not handed out yet.
     pub ready: VecDeque<FileCompletion<M::Error>>,
     pub deferrals: u64,
 }
@@ -112,7 +112,7 @@ impl<M: FileMapping> State<M> {
     }
 
     /// A free slot, if the queue is not full.
-    pub(super) fn take_slot(&mut self) -> Outcome<u32, M> {
+    pub(super) fn take_slot(&mut self) -> FileResult<u32, M> {
         if self.in_flight() >= self.depth() {
             return Err(DeviceError::QueueFull.into());
         }
@@ -121,20 +121,20 @@ impl<M: FileMapping> State<M> {
 
     /// Where a write of whole sectors goes, if it lies in one extent.
     #[inline]
-    pub(super) fn plan_write(&mut self, index: u32, seen: Option<Run>) -> Planned<M> {
+    pub(super) fn plan_write(&mut self, index: u32, prefetched: Option<MappedRun>) -> Planned<M> {
         let request = &mut self.requests[index as usize];
         let (offset, len) = (request.offset, request.len());
-        let run = self.file.first_run(offset, len, seen).map_err(Some)?;
+        let run = self.file.first_run(offset, len, prefetched).map_err(Some)?;
         request.count = Some(len);
         Ok((run.take(len) == len).then_some(run.device))
     }
 
-    /// Where a read of whole sectors comes from, if it lies in one extent; or does it, if that needs no device.
+    /// Where a read of whole sectors comes from, if it lies in one extent. Does it, if that needs no device.
     #[inline]
-    pub(super) fn plan_read(&mut self, index: u32, seen: Option<Run>) -> Planned<M> {
+    pub(super) fn plan_read(&mut self, index: u32, prefetched: Option<MappedRun>) -> Planned<M> {
         let request = &mut self.requests[index as usize];
         let (offset, len) = (request.offset, request.len());
-        let run = self.file.known(offset, false, seen).map_err(Some)?;
+        let run = self.file.known(offset, false, prefetched).map_err(Some)?;
         if offset >= run.size {
             self.finish(index, Ok(0));
             return Err(None);
@@ -146,14 +146,14 @@ impl<M: FileMapping> State<M> {
             self.finish(index, Ok(count));
             return Err(None);
         }
-        // The last sector of the file is read in whole, as the extent has it in whole.
+        // The last sector of the file is read as a whole, because the extent has all of it.
         let is_one = !matches!(run.kind, Kind::Zeroes(_)) && run.take(len) == len;
         Ok(is_one.then_some(run.device))
     }
 
-    /// A request of half sectors, or one that copies, by the blocking path: its range is held.
+    /// Does a request with partial sectors, or one that copies, by the blocking path. Its range is held.
     #[cold]
-    pub(super) fn do_in_place(&mut self, index: u32) -> Option<Outcome<usize, M>> {
+    pub(super) fn do_in_place(&mut self, index: u32) -> Option<FileResult<usize, M>> {
         let request = &mut self.requests[index as usize];
         let Some(mut buf) = request.buf.take() else {
             debug_assert!(false, "a request without its buffer");
@@ -174,18 +174,18 @@ impl<M: FileMapping> State<M> {
         }
     }
 
-    pub(super) fn make_piece(&self, index: u32, range: Range<usize>, device: u64) -> Piece {
+    pub(super) fn make_piece(&self, index: u32, range: Range<usize>, device: u64) -> RequestPart {
         let request = &self.requests[index as usize];
         let mask = self.file.sector_mask() as usize;
         let mut buf = AlignedBuf::zeroed((range.len() + mask) & !mask);
         if let (true, Some(whole)) = (request.is_write, &request.buf) {
             buf[..range.len()].copy_from_slice(&whole[range.clone()]);
         }
-        Piece { index, device, is_write: request.is_write, range, buf: Some(buf) }
+        RequestPart { index, device, is_write: request.is_write, range, buf: Some(buf) }
     }
 
-    /// Keeps a piece while the device has its buffer; gives the tag for the device.
-    pub(super) fn keep_piece(&mut self, piece: Piece) -> u64 {
+    /// Stores a piece while the device has its buffer. Returns the tag for the device.
+    pub(super) fn keep_piece(&mut self, piece: RequestPart) -> u64 {
         let place = self.pieces.iter().position(Option::is_none).unwrap_or_else(|| {
             self.pieces.push(None);
             self.pieces.len() - 1
@@ -194,12 +194,12 @@ impl<M: FileMapping> State<M> {
         (self.requests.len() + place) as u64
     }
 
-    pub(super) fn drop_piece(&mut self, tag: u64) -> Option<Piece> {
+    pub(super) fn drop_piece(&mut self, tag: u64) -> Option<RequestPart> {
         let place = (tag as usize).checked_sub(self.requests.len())?;
         self.pieces.get_mut(place)?.take()
     }
 
-    /// Takes what the device gives back; gives the request's completion if that was the last of it.
+    /// Takes back what the device returns. Returns the request's completion if that was the last of it.
     #[inline]
     pub(super) fn complete(&mut self, completion: Completion) -> Option<FileCompletion<M::Error>> {
         let Completion { tag, buf, result } = completion;
@@ -230,7 +230,7 @@ impl<M: FileMapping> State<M> {
         }
     }
 
-    /// A request that failed before all of its pieces were made: those that were must still come back.
+    /// A request failed before all of its pieces were made. Those that were made must still come back.
     pub(super) fn fail_unsent(&mut self, index: u32, error: FileError<M::Error>) {
         let request = &mut self.requests[index as usize];
         if request.unfinished <= 1 {
@@ -250,8 +250,8 @@ impl<M: FileMapping> State<M> {
         }
     }
 
-    /// Ends a request that needed nothing more from the device.
-    pub(super) fn finish(&mut self, index: u32, result: Outcome<usize, M>) {
+    /// Ends a request that needs nothing more from the device.
+    pub(super) fn finish(&mut self, index: u32, result: FileResult<usize, M>) {
         let over = self.end(index, result);
         self.ready.push_back(over);
     }
@@ -269,9 +269,9 @@ impl<M: FileMapping> State<M> {
         Some(self.end(index, result))
     }
 
-    /// Gives back a request's range and its slot.
+    /// Releases a request's range and its slot.
     #[inline]
-    fn end(&mut self, index: u32, mut result: Outcome<usize, M>) -> FileCompletion<M::Error> {
+    fn end(&mut self, index: u32, mut result: FileResult<usize, M>) -> FileCompletion<M::Error> {
         let request = &mut self.requests[index as usize];
         if !request.is_write {
             result = result.and_then(|count| self.file.check_read(request.offset).map(|()| count));
@@ -279,7 +279,7 @@ impl<M: FileMapping> State<M> {
         let mut buf = request.buf.take().unwrap_or_else(|| AlignedBuf::zeroed(0));
         match (request.is_write, &result) {
             (true, Ok(_)) => self.file.map().overwritten(),
-            // What lies behind the end of the file is nobody's business.
+            // What lies past the end of the file must not be seen.
             (false, Ok(count)) => buf[*count..].fill(0),
             (_, Err(_)) => {}
         }
@@ -292,7 +292,7 @@ impl<M: FileMapping> State<M> {
         FileCompletion { tag, buf, result }
     }
 
-    /// Hands out what is over.
+    /// Hands out completed requests.
     pub(super) fn hand_out(&mut self, done: &mut dyn FnMut(FileCompletion<M::Error>)) -> u32 {
         let mut count = 0;
         while let Some(over) = self.ready.pop_front() {
@@ -302,7 +302,7 @@ impl<M: FileMapping> State<M> {
         count
     }
 
-    /// Gives back the ranges of requests that will not be done.
+    /// Releases the ranges of requests that will not be done.
     pub(super) fn release_all(&mut self) {
         for request in &mut self.requests {
             if let Some(token) = request.token.take() {
@@ -312,6 +312,6 @@ impl<M: FileMapping> State<M> {
     }
 }
 
-/// The device byte of a request that lies in one extent, none if it spans several; or an error, or nothing more
-/// to do.
+/// The device byte of a request that lies in one extent, `None` if it spans several. The error case: an error, or
+/// `None` if there is nothing more to do.
 pub(super) type Planned<M> = Result<Option<u64>, Option<FileError<<M as FileMapping>::Error>>>;

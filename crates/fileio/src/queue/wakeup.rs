@@ -1,4 +1,4 @@
-//! The waker of a queue: tells its thread, whichever that is by then, that a range may have been granted.
+//! The waker of a queue: wakes the thread that then owns the queue, because a range may have been granted.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::Wake;
@@ -11,12 +11,12 @@ pub(super) struct Wakeup {
 }
 
 impl Wakeup {
-    /// Forgets earlier calls; to be done before looking whether a range was granted.
+    /// Forgets earlier wakes. Must be called before checking whether a range was granted.
     pub(super) fn reset(&self) {
         *self.called.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
 
-    /// Blocks until called.
+    /// Blocks until woken.
     pub(super) fn wait(&self) {
         let mut called = self.called.lock().unwrap_or_else(PoisonError::into_inner);
         while !*called {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockdev::DeviceError;
 use fileio::{
-    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, FileSpace, Found,
+    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, FileSpace, MapLookup,
     MapSeq, Staged,
 };
 
@@ -64,7 +64,7 @@ pub struct GrowingMap {
 }
 
 impl GrowingMap {
-    /// A file without bytes, and so many blocks for it.
+    /// A file without bytes, and this many blocks for it.
     pub fn new(free: u64) -> Self {
         Self {
             hook: Hook::default(),
@@ -145,7 +145,7 @@ impl FileMapping for GrowingMap {
         BLOCK as u32
     }
 
-    fn lookup(&self, offset: u64) -> Result<Found, MapError> {
+    fn lookup(&self, offset: u64) -> Result<MapLookup, MapError> {
         self.looks.fetch_add(1, Ordering::Relaxed);
         let seq = self.seq();
         let state = self.state.lock().unwrap();
@@ -169,7 +169,7 @@ impl FileMapping for GrowingMap {
             Some((at, Kind::Shared)) => ExtentState::Shared(at * BLOCK),
         };
         let extent = Extent { offset: block * BLOCK, len: (end - block) * BLOCK, state: state_of };
-        Ok(Found { extent, size: state.size, seq })
+        Ok(MapLookup { extent, size: state.size, seq })
     }
 
     fn seq(&self) -> MapSeq {
@@ -193,7 +193,7 @@ impl State {
     fn take(&mut self) -> Result<u64, MapError> {
         self.free = self.free.checked_sub(1).ok_or(MapError::NoSpace)?;
         self.next += 1;
-        // Not one behind the other all the time.
+        // Not one after the other all the time.
         if self.next.is_multiple_of(11) {
             self.next += 1;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockdev::{BlockDevice, Durability, MemoryOptions};
-use fileio::{DirectFile, Extent, ExtentState, FileMapping, Found, Locking, MapSeq};
+use fileio::{DirectFile, Extent, ExtentState, FileMapping, Locking, MapLookup, MapSeq};
 
 pub const BLOCK: u64 = 4096;
 
@@ -77,17 +77,21 @@ impl FileMapping for FakeMap {
         BLOCK as u32
     }
 
-    fn lookup(&self, offset: u64) -> Result<Found, Damaged> {
+    fn lookup(&self, offset: u64) -> Result<MapLookup, Damaged> {
         let (seq, size) = (self.seq(), self.size());
         let after = self.extents.partition_point(|e| e.offset <= offset);
         if let Some(extent) = after.checked_sub(1).map(|i| self.extents[i])
             && offset < extent.offset + extent.len
         {
-            return Ok(Found { extent, size, seq });
+            return Ok(MapLookup { extent, size, seq });
         }
         let start = after.checked_sub(1).map_or(0, |i| self.extents[i].offset + self.extents[i].len);
         let end = self.extents.get(after).map_or(u64::MAX, |e| e.offset);
-        Ok(Found { extent: Extent { offset: start, len: end - start, state: ExtentState::Hole }, size, seq })
+        Ok(MapLookup {
+            extent: Extent { offset: start, len: end - start, state: ExtentState::Hole },
+            size,
+            seq,
+        })
     }
 
     fn seq(&self) -> MapSeq {

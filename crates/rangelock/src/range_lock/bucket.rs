@@ -1,4 +1,4 @@
-//! One bucket: the claims held within its segments, and who waits for one of them.
+//! One bucket: the narrow claims held within its segments, and who waits for one of them.
 //!
 //! ```text
 //! byte   0        8                                  120      128
@@ -6,10 +6,12 @@
 //! word: bit 0 LOCKED · bit 1 COLD · bit 2 LONE · and then
 //!       without LONE: bit 3 BIASED · bits 8.. occupied · bits 16.. exclusive · bits 24.. loose (one bit a span)
 //!       with LONE:    bit 3 exclusive · bits 4.. length less one (14 bits) · bits 18.. start (46 bits)
+//!       MOVED, which is LOCKED for good: the table has moved, and everything that was here with it
 //! ```
 //!
 //! Invariants:
-//! - claims held here by different requests do not conflict;
+//! - claims held here by different requests do not conflict, but for one who sees the gate's flags too late and is
+//!   about to leave again;
 //! - a claim that is alone in its bucket is kept in the word itself if it fits, so that entering and leaving
 //!   are one compare-and-swap each, as with a word-sized lock. Its token names span 0, where whoever next
 //!   locks the word puts it: to the token both forms are the same hold;
@@ -19,7 +21,7 @@
 //! - COLD is set as long as somebody waits here or more claims are held than there are spans. Without it
 //!   nobody has to be woken and `cold` need not be looked at;
 //! - a span that is not *loose* belongs to the token that names it. Loose claims (those of requests that
-//!   waited or touch several buckets) are found by their value; equal ones stand for each other;
+//!   waited, touch two buckets or were moved) are found by their value; equal ones stand for each other;
 //! - a bucket that is BIASED holds no exclusive claim, and nobody waits in it: readers may hold their claims
 //!   among the [visible readers](super::visible_readers) instead. Whoever enters an exclusive claim, or waits to,
 //!   takes BIASED away and those claims in first. So everything else said here holds of spans and `cold` alone;
@@ -28,34 +30,33 @@
 //!   state allocates nothing;
 //! - a claim is entered only if it conflicts with none held and none waiting: first come, first served.
 
-use std::sync::Arc;
-
 use crate::Mode;
 use crate::claim::Claim;
-use crate::sync::{AtomicU64, CONTENDED_BEFORE_BIAS, Ordering, SPINS, UnsafeCell, fence, yield_now};
-use crate::waiter::{WaitQueue, Waiter};
+use crate::sync::{
+    AtomicU64, CONTENDED_BEFORE_BIAS, LOOK_AFTER, Ordering, SPINS, UnsafeCell, fence, seq_cst, yield_now,
+};
 
+use super::gate::{Flags, Mark};
+use super::line::Line;
+use super::slots::Slots;
 use super::visible_readers::{BucketId, EntryIndex, VisibleReaders};
 
-const SPANS: u32 = 7;
-const ALL_SPANS: u64 = (1 << SPANS) - 1;
+pub(super) const SPANS: u32 = 7;
+pub(super) const ALL_SPANS: u64 = (1 << SPANS) - 1;
 
-const LOCKED: u64 = 1;
-const COLD: u64 = 2;
+pub(super) const LOCKED: u64 = 1;
+pub(super) const COLD: u64 = 2;
 const LONE: u64 = 4;
 const LONE_EXCLUSIVE: u64 = 8;
 /// Without LONE only.
-const BIASED: u64 = 8;
+pub(super) const BIASED: u64 = 8;
 const LONE_LEN: u32 = 4;
 const LONE_START: u32 = 18;
-const OCCUPIED: u32 = 8;
-const EXCLUSIVE: u32 = 16;
-const LOOSE: u32 = 24;
-
-/// A revocation moves a line for the bucket and one for each entry that it looks at, about what a contending reader
-/// pays too. For each, so many readers have to contend for the bucket before it is biased again: revoking stays a
-/// small part of all that is done.
-const CONTENDED_PER_LINE: u32 = if CONTENDED_BEFORE_BIAS == 0 { 0 } else { 16 };
+pub(super) const OCCUPIED: u32 = 8;
+pub(super) const EXCLUSIVE: u32 = 16;
+pub(super) const LOOSE: u32 = 24;
+/// No other word is LOCKED and has neither LONE nor a bit below this one.
+pub(super) const MOVED: u64 = LOCKED | 1 << 63;
 
 /// The span that a claim has in its bucket.
 pub(super) type SpanIndex = u32;
@@ -63,8 +64,8 @@ pub(super) type SpanIndex = u32;
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Bucket {
-    word: AtomicU64,
-    body: UnsafeCell<Body>,
+    pub(super) word: AtomicU64,
+    pub(super) body: UnsafeCell<Body>,
 }
 
 const _: () = assert!(cfg!(any(loom, shuttle)) || size_of::<Bucket>() == 128);
@@ -74,35 +75,58 @@ unsafe impl Sync for Bucket {}
 
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Body {
-    spans: [Span; SPANS as usize],
-    cold: Option<Box<Cold>>,
+pub(super) struct Body {
+    pub(super) spans: [Span; SPANS as usize],
+    pub(super) cold: Option<Box<Cold>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Span {
-    start: u64,
-    end: u64,
+pub(super) struct Span {
+    pub(super) start: u64,
+    pub(super) end: u64,
 }
 
 #[derive(Debug)]
-struct Cold {
-    overflow: Vec<Claim>,
-    waiters: WaitQueue,
+pub(super) struct Cold {
+    pub(super) overflow: Vec<Claim>,
+    pub(super) line: Line,
     /// How many readers have yet to contend for the bucket before it is biased to them.
-    until_bias: u32,
+    pub(super) until_bias: u32,
     /// Whether it ever was.
     was_biased: bool,
+    /// How often the bucket has yet to be crowded before somebody looks whether the table is too small.
+    until_look: u32,
+    /// How often somebody did.
+    looks: u32,
 }
 
 impl Default for Cold {
     fn default() -> Self {
         Cold {
             overflow: Vec::new(),
-            waiters: WaitQueue::default(),
+            line: Line::default(),
             until_bias: CONTENDED_BEFORE_BIAS,
             was_biased: false,
+            until_look: LOOK_AFTER,
+            looks: 0,
         }
+    }
+}
+
+impl Cold {
+    /// Notes that the bucket is crowded. Says whether it is time to look at the table: each time after twice as many
+    /// of them as before.
+    pub(super) fn is_crowded(&mut self) -> bool {
+        if LOOK_AFTER == 0 {
+            return false;
+        }
+        self.until_look -= 1;
+        let look = self.until_look == 0;
+        if look {
+            self.looks = (self.looks + 1).min(20);
+            self.until_look = LOOK_AFTER << self.looks;
+        }
+        look
     }
 }
 
@@ -111,21 +135,25 @@ impl Default for Cold {
 pub(super) enum Entered {
     /// It has a span of its own.
     Span(SpanIndex),
+    /// As above; and others are at the same bucket so often that a larger table may help.
+    ContendedSpan(SpanIndex),
     /// It is among the visible readers.
     Visibly(EntryIndex),
     /// It is found by its value.
     Loosely,
-    /// Not at all: somebody has to be waited for.
+    /// As above; and the bucket is so full that a larger table may help.
+    CrowdedLoosely,
+    /// It has the first span, and has to be taken out again, as the gate's flags went up.
+    StoppedSpan,
+    /// It was among the visible readers and has to be taken out again, as the gate's flags went up.
+    StoppedVisibly(EntryIndex),
+    /// Not at all: somebody has to be waited for, or asked at the gate.
     No,
 }
 
-/// What was left behind; the granted have to be woken.
-pub(super) struct Left {
-    /// Whether what was to be taken out was there.
-    pub(super) found: bool,
-    /// Those who were granted and have to be woken.
-    pub(super) granted: Vec<Arc<Waiter>>,
-}
+/// The table has moved while its caller looked at it.
+#[derive(Debug)]
+pub(super) struct Moved;
 
 impl Bucket {
     pub(super) fn new() -> Self {
@@ -146,47 +174,67 @@ impl Bucket {
         })
     }
 
-    /// Enters one claim, if it conflicts with nobody.
+    /// Enters one claim, if it conflicts with nobody here and the gate's flags do not stop it.
     #[inline(always)]
-    pub(super) fn try_enter(&self, claim: &Claim) -> Entered {
+    pub(super) fn try_enter(&self, claim: &Claim, flags: &Flags, table: Mark) -> Entered {
         let word = self.word.load(Ordering::Relaxed);
         let mut contended = false;
         if word == 0
             && let Some(lone) = lone_word(claim)
         {
-            if self.word.compare_exchange(0, lone, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return Entered::Span(0);
+            if self.word.compare_exchange(0, lone, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                seq_cst();
+                return if !flags.mark().lets_in(claim.mode, table) {
+                    Entered::StoppedSpan
+                } else {
+                    Entered::Span(0)
+                };
             }
             contended = true;
-        } else if claim.mode == Mode::Shared
-            && is_biased(word)
-            && let Some(entry) = self.try_enter_visibly(claim.start, claim.end)
-        {
-            return Entered::Visibly(entry);
+        } else if claim.mode == Mode::Shared && is_biased(word) {
+            match self.try_enter_visibly(claim.start, claim.end, flags, table) {
+                Entered::No => {}
+                entered => return entered,
+            }
         }
-        self.try_enter_among_others(claim, contended)
+        self.try_enter_among_others(claim, contended, flags, table)
     }
 
     /// Enters a shared claim among the visible readers, if the bucket is still biased to them.
     #[inline(never)]
-    fn try_enter_visibly(&self, start: u64, end: u64) -> Option<EntryIndex> {
+    fn try_enter_visibly(&self, start: u64, end: u64, flags: &Flags, table: Mark) -> Entered {
         let (readers, id) = (VisibleReaders::of_process(), self.id());
-        let entry = readers.publish(id, start, end)?;
+        let Some(entry) = readers.publish(id, start, end) else { return Entered::No };
         // Of this fence and that of `revoke_bias` one comes first. If this one, the revoker finds the claim. If
         // that one, this load finds the bias gone, or given anew, and then a later revoker finds the claim.
+        // Wide requests are kept apart in the same way: they revoke the bias, or their flags are seen here.
         fence(Ordering::SeqCst);
         // Acquire: comes after the exclusive holders from before the bias.
-        let held = is_biased(self.word.load(Ordering::Acquire)) || !readers.withdraw(entry, id);
+        let biased = is_biased(self.word.load(Ordering::Acquire));
+        let stopped = !flags.mark().lets_in(Mode::Shared, table);
+        if biased && !stopped {
+            return Entered::Visibly(entry);
+        }
         // What cannot be withdrawn was taken over by a revoker before it let anybody in: it is held.
-        held.then_some(entry)
+        match (readers.withdraw(entry, id), stopped) {
+            (true, _) => Entered::No,
+            (false, true) => Entered::StoppedVisibly(entry),
+            (false, false) => Entered::Visibly(entry),
+        }
     }
 
     /// Enters one claim into a bucket that may hold others.
     #[inline]
-    fn try_enter_among_others(&self, claim: &Claim, contended: bool) -> Entered {
-        let (mut word, contended_again) = self.lock_word_and_tell();
-        if claim.mode == Mode::Shared && (contended || contended_again || CONTENDED_BEFORE_BIAS == 0) {
-            word = self.note_contending_reader(word);
+    fn try_enter_among_others(&self, claim: &Claim, contended: bool, flags: &Flags, table: Mark) -> Entered {
+        let Ok((mut word, contended_again)) = self.lock_word_and_tell() else { return Entered::No };
+        seq_cst();
+        if !flags.mark().lets_in(claim.mode, table) {
+            self.word.store(word, Ordering::Release);
+            return Entered::No;
+        }
+        let mut look = false;
+        if contended || contended_again || (CONTENDED_BEFORE_BIAS == 0 && claim.mode == Mode::Shared) {
+            (word, look) = self.note_contention(word, claim.mode);
         }
         let occupied = (word >> OCCUPIED) & ALL_SPANS;
         let revokes = claim.mode == Mode::Exclusive && word & BIASED != 0;
@@ -205,51 +253,43 @@ impl Bucket {
         });
         let bits = if entered { bits_of(span, claim.mode) } else { 0 };
         self.word.store(word | bits, Ordering::Release);
-        if entered { Entered::Span(span) } else { Entered::No }
+        match (entered, look) {
+            (true, false) => Entered::Span(span),
+            (true, true) => Entered::ContendedSpan(span),
+            (false, _) => Entered::No,
+        }
     }
 
-    /// Biases the bucket, which the caller has locked, to readers if enough of them contended for it and nobody
-    /// excludes them; returns the word that says so.
+    /// Notes that the caller, who has locked the bucket, found somebody else at it. Biases the bucket to readers if
+    /// enough of them did and nobody excludes them. Returns the word that says so, and whether to look at the table.
     #[cold]
-    fn note_contending_reader(&self, word: u64) -> u64 {
+    fn note_contention(&self, word: u64, mode: Mode) -> (u64, bool) {
         self.body.with_mut(|body| {
             // SAFETY: the caller holds LOCKED.
             let body = unsafe { &mut *body };
-            if word & BIASED != 0 || !body.holds_readers_alone(word) {
-                return word;
-            }
+            let may_be_biased = mode == Mode::Shared && word & BIASED == 0 && body.holds_readers_alone(word);
             let cold = body.cold.get_or_insert_default();
+            let look = cold.is_crowded();
+            if !may_be_biased {
+                return (word, look);
+            }
             cold.until_bias = cold.until_bias.saturating_sub(1);
             if cold.until_bias != 0 {
-                return word;
+                return (word, look);
             }
             cold.was_biased = true;
-            word | BIASED
+            (word | BIASED, look)
         })
     }
 
     /// The parts of the claim come one by one, lest the fast path put them together in memory.
     #[cold]
     fn try_enter_cold(&self, word: u64, start: u64, end: u64, mode: Mode) -> Entered {
-        let claim = Claim { start, end, mode };
-        let entered = self.locked(word, |slots| slots.try_enter_all([claim].iter()));
-        if entered { Entered::Loosely } else { Entered::No }
-    }
-
-    /// Enters all of a request's claims that touch this bucket, loosely, or none.
-    pub(super) fn try_enter_all<'c>(&self, claims: impl Iterator<Item = &'c Claim> + Clone) -> bool {
-        self.locked(self.lock_word(), |slots| slots.try_enter_all(claims))
-    }
-
-    /// As [`try_enter_all`](Self::try_enter_all), but leaves the waiter in the queue if it has to wait.
-    pub(super) fn enter_or_queue(&self, waiter: &Arc<Waiter>) -> bool {
-        self.locked(self.lock_word(), |slots| {
-            let entered = slots.try_enter_all(waiter.claims().iter());
-            if !entered {
-                slots.cold_mut().waiters.push(waiter.clone());
-            }
-            entered
-        })
+        let mut slots = Slots::of_locked(self, word);
+        if !slots.try_enter(&Claim { start, end, mode }) {
+            return Entered::No;
+        }
+        if slots.is_crowded() { Entered::CrowdedLoosely } else { Entered::Loosely }
     }
 
     /// Takes a claim out that has a span of its own, if that needs no more than a compare-and-swap.
@@ -272,57 +312,57 @@ impl Bucket {
         VisibleReaders::of_process().withdraw(entry, self.id())
     }
 
-    /// Takes a claim out that was entered among the visible readers and then taken over into the bucket.
-    pub(super) fn leave_visibly(&self, entry: EntryIndex, claim: &Claim) -> Left {
-        let readers = VisibleReaders::of_process();
-        if !readers.is_taken(entry, self.id()) {
-            return Left { found: false, granted: Vec::new() };
+    /// Locks the bucket until what is returned is dropped.
+    #[inline]
+    pub(super) fn lock(&self) -> Result<Slots<'_>, Moved> {
+        let (word, _) = self.lock_word_and_tell()?;
+        Ok(Slots::of_locked(self, word))
+    }
+
+    /// Whether nothing that is here can be in the way of a wide request for these claims, as far as that can be told
+    /// without locking the bucket.
+    #[inline]
+    pub(super) fn is_clear_for(&self, claims: &[Claim]) -> bool {
+        let word = self.word.load(Ordering::SeqCst);
+        if word == 0 {
+            return true;
         }
-        // The revoker had the bucket locked until it was done with the entry.
-        let left = self.leave_loose(claim);
-        readers.free_taken(entry);
-        left
+        if word & LOCKED != 0 {
+            return false;
+        }
+        if word & LONE != 0 {
+            let lone = lone_claim(word);
+            return !claims.iter().any(|claim| claim.conflicts(&lone));
+        }
+        let exclusive = (word >> EXCLUSIVE) & ALL_SPANS != 0 || word & COLD != 0;
+        !exclusive && claims.iter().all(|claim| claim.mode == Mode::Shared)
     }
 
-    /// Takes a claim out that has a span of its own.
-    pub(super) fn leave_span(&self, span: SpanIndex, mode: Mode) -> Left {
-        self.locked(self.lock_word(), |slots| {
-            let found = slots.clear(bits_of(span, mode));
-            Left { found, granted: slots.grant() }
-        })
+    /// Whether somebody may stand in line here.
+    pub(super) fn may_have_line(&self) -> bool {
+        let word = self.word.load(Ordering::Relaxed);
+        word & (LONE | COLD) == COLD || word & LOCKED != 0
     }
 
-    /// Takes a loose claim out.
-    pub(super) fn leave_loose(&self, claim: &Claim) -> Left {
-        self.locked(self.lock_word(), |slots| {
-            let found = slots.remove_loose(claim);
-            Left { found, granted: slots.grant() }
-        })
+    /// How many claims are held here and waited for, nearly: nobody is stopped to count them.
+    pub(super) fn load(&self) -> usize {
+        let word = self.word.load(Ordering::Relaxed);
+        match word & (LONE | LOCKED | COLD) {
+            0 => ((word >> OCCUPIED) & ALL_SPANS).count_ones() as usize,
+            LONE => 1,
+            _ => self.lock().map_or(0, |slots| slots.load()),
+        }
     }
 
-    /// Takes out a waiter that gave up, or its claims if it was granted meanwhile.
-    pub(super) fn cancel(&self, waiter: &Arc<Waiter>) -> Left {
-        self.locked(self.lock_word(), |slots| {
-            let queued = slots.body.cold.as_mut().is_some_and(|cold| cold.waiters.remove(waiter));
-            let found = queued || waiter.claims().iter().all(|claim| slots.remove_loose(claim));
-            Left { found, granted: slots.grant() }
-        })
-    }
-
-    /// Takes the word from unlocked to LOCKED; returns what it was, a lone claim moved to its span.
+    /// Takes the word from unlocked to LOCKED; returns what it was, a lone claim moved to its span, and tells whether
+    /// somebody else was at the word.
     #[inline(always)]
-    fn lock_word(&self) -> u64 {
-        self.lock_word_and_tell().0
-    }
-
-    /// As [`lock_word`](Self::lock_word), and tells whether somebody else was at the word.
-    #[inline(always)]
-    fn lock_word_and_tell(&self) -> (u64, bool) {
+    fn lock_word_and_tell(&self) -> Result<(u64, bool), Moved> {
         let word = self.word.load(Ordering::Relaxed);
         let taken = word & LOCKED == 0
-            && self.word.compare_exchange(word, word | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        let word = if taken { word } else { self.lock_word_contended() };
-        (if word & LONE == 0 { word } else { self.unpack_lone(word) }, !taken)
+            && self.word.compare_exchange(word, word | LOCKED, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        let word = if taken { word } else { self.lock_word_contended()? };
+        Ok((if word & LONE == 0 { word } else { self.unpack_lone(word) }, !taken))
     }
 
     /// Gives the claim in a LONE word, which the caller has locked, the first span; returns the word that says so.
@@ -339,17 +379,22 @@ impl Bucket {
 
     /// Spins a little, then yields: a holder who was preempted gets its CPU back that way.
     #[cold]
-    fn lock_word_contended(&self) -> u64 {
+    fn lock_word_contended(&self) -> Result<u64, Moved> {
         let mut looks = 0;
         loop {
             let word = self.word.load(Ordering::Relaxed);
+            if word == MOVED {
+                // Comes after whoever moved the table.
+                fence(Ordering::Acquire);
+                return Err(Moved);
+            }
             if word & LOCKED == 0
                 && self
                     .word
-                    .compare_exchange(word, word | LOCKED, Ordering::Acquire, Ordering::Relaxed)
+                    .compare_exchange(word, word | LOCKED, Ordering::SeqCst, Ordering::Relaxed)
                     .is_ok()
             {
-                return word;
+                return Ok(word);
             }
             if looks < SPINS {
                 looks += 1;
@@ -359,20 +404,10 @@ impl Bucket {
             }
         }
     }
-
-    /// Runs `f` on the bucket, whose word was `word` when the caller locked it, and unlocks it.
-    fn locked<R>(&self, word: u64, f: impl FnOnce(&mut Slots<'_>) -> R) -> R {
-        self.body.with_mut(|body| {
-            // SAFETY: the caller took LOCKED, which `Slots` gives back when it is dropped, after `f`; the
-            // reference leaves neither.
-            let body = unsafe { &mut *body };
-            f(&mut Slots { owner: &self.word, word, body })
-        })
-    }
 }
 
 #[inline(always)]
-fn bits_of(span: u32, mode: Mode) -> u64 {
+pub(super) fn bits_of(span: u32, mode: Mode) -> u64 {
     match mode {
         Mode::Shared => 1 << (OCCUPIED + span),
         Mode::Exclusive => 1 << (OCCUPIED + span) | 1 << (EXCLUSIVE + span),
@@ -406,7 +441,7 @@ fn lone_claim(word: u64) -> Claim {
 impl Body {
     /// Whether the claim conflicts with none that has a span.
     #[inline(always)]
-    fn spans_admit(&self, word: u64, claim: &Claim) -> bool {
+    pub(super) fn spans_admit(&self, word: u64, claim: &Claim) -> bool {
         let against = match claim.mode {
             Mode::Shared => EXCLUSIVE,
             Mode::Exclusive => OCCUPIED,
@@ -427,132 +462,8 @@ impl Body {
         let in_spans = (word >> EXCLUSIVE) & ALL_SPANS == 0;
         in_spans
             && self.cold.as_ref().is_none_or(|cold| {
-                cold.waiters.is_empty() && cold.overflow.iter().all(|held| held.mode == Mode::Shared)
+                cold.line.is_empty() && cold.overflow.iter().all(|held| held.mode == Mode::Shared)
             })
-    }
-}
-
-/// A locked bucket; unlocks it on drop, a panic's included.
-struct Slots<'a> {
-    owner: &'a AtomicU64,
-    /// What the word will be once it is unlocked, COLD aside.
-    word: u64,
-    body: &'a mut Body,
-}
-
-impl Drop for Slots<'_> {
-    fn drop(&mut self) {
-        let cold = self.body.cold.as_ref();
-        let cold = cold.is_some_and(|cold| !cold.overflow.is_empty() || !cold.waiters.is_empty());
-        let word = if cold { self.word | COLD } else { self.word & !COLD };
-        self.owner.store(word, Ordering::Release);
-    }
-}
-
-impl Slots<'_> {
-    /// Whether the claim conflicts with none held.
-    fn fits(&self, claim: &Claim) -> bool {
-        let cold = self.body.cold.as_ref();
-        self.body.spans_admit(self.word, claim)
-            && cold.is_none_or(|cold| !cold.overflow.iter().any(|held| held.conflicts(claim)))
-    }
-
-    /// Whether the claim conflicts with none held and none waiting.
-    fn admits(&self, claim: &Claim) -> bool {
-        self.fits(claim) && self.body.cold.as_ref().is_none_or(|cold| !cold.waiters.conflicts(claim))
-    }
-
-    /// Whether the bucket's claims, those of the visible readers taken over if need be, admit all of these; then
-    /// they are entered.
-    fn try_enter_all<'c>(&mut self, claims: impl Iterator<Item = &'c Claim> + Clone) -> bool {
-        if self.word & BIASED != 0 && claims.clone().any(|claim| claim.mode == Mode::Exclusive) {
-            self.revoke_bias();
-        }
-        let free = claims.clone().all(|claim| self.admits(claim));
-        if free {
-            claims.for_each(|claim| self.insert_loose(claim));
-        }
-        free
-    }
-
-    /// Sends readers the ordinary way, and enters those loosely who came the other.
-    fn revoke_bias(&mut self) {
-        self.word &= !BIASED;
-        // A store will do, as nobody changes a word that is LOCKED by somebody else. Relaxed: who sees this enters
-        // the bucket, and for that has to wait for the store that unlocks it.
-        self.owner.store(self.word | LOCKED, Ordering::Relaxed);
-        // With that of `try_enter_visibly`: readers see the store above, or `take_over` sees their claims.
-        fence(Ordering::SeqCst);
-        let looked_at = VisibleReaders::of_process().take_over(BucketId::of(self.owner), |start, end| {
-            self.insert_loose(&Claim { start, end, mode: Mode::Shared });
-        });
-        // As many as there are entries: the cast cannot cut.
-        self.cold_mut().until_bias = CONTENDED_PER_LINE * (1 + looked_at as u32);
-    }
-
-    fn insert_loose(&mut self, claim: &Claim) {
-        let occupied = (self.word >> OCCUPIED) & ALL_SPANS;
-        if occupied == ALL_SPANS {
-            self.cold_mut().overflow.push(*claim);
-            return;
-        }
-        let span = occupied.trailing_ones();
-        self.body.spans[span as usize] = Span { start: claim.start, end: claim.end };
-        self.word |= bits_of(span, claim.mode) | 1 << (LOOSE + span);
-    }
-
-    /// Takes out one loose claim equal to this.
-    fn remove_loose(&mut self, claim: &Claim) -> bool {
-        let mut rest = (self.word >> LOOSE) & ALL_SPANS;
-        while rest != 0 {
-            let at = rest.trailing_zeros();
-            let span = self.body.spans[at as usize];
-            let exclusive = (self.word >> (EXCLUSIVE + at)) & 1 == 1;
-            if span.start == claim.start
-                && span.end == claim.end
-                && exclusive == (claim.mode == Mode::Exclusive)
-            {
-                return self.clear(bits_of(at, claim.mode) | 1 << (LOOSE + at));
-            }
-            rest &= rest - 1;
-        }
-        let Some(cold) = &mut self.body.cold else { return false };
-        let place = cold.overflow.iter().position(|held| held == claim);
-        place.map(|place| cold.overflow.swap_remove(place)).is_some()
-    }
-
-    /// Clears bits that have to be set.
-    fn clear(&mut self, bits: u64) -> bool {
-        let found = self.word & bits == bits;
-        if found {
-            self.word &= !bits;
-        }
-        found
-    }
-
-    /// Lets those in who conflict neither with a holder nor with an earlier waiter.
-    fn grant(&mut self) -> Vec<Arc<Waiter>> {
-        let mut granted = Vec::new();
-        let Some(cold) = self.body.cold.as_mut().filter(|cold| !cold.waiters.is_empty()) else {
-            return granted;
-        };
-        let mut queue = std::mem::take(&mut cold.waiters);
-        let mut from = 0;
-        while let Some(waiter) =
-            queue.next_grantable(&mut from, |claims| claims.iter().all(|claim| self.fits(claim)))
-        {
-            for claim in waiter.claims() {
-                self.insert_loose(claim);
-            }
-            waiter.grant();
-            granted.push(waiter);
-        }
-        self.cold_mut().waiters = queue;
-        granted
-    }
-
-    fn cold_mut(&mut self) -> &mut Cold {
-        self.body.cold.get_or_insert_default()
     }
 }
 
@@ -561,37 +472,65 @@ impl Bucket {
     /// As if a reader found somebody else at the word so many times.
     pub(super) fn contend(&self, times: u32) {
         for _ in 0..times {
-            let word = self.note_contending_reader(self.lock_word());
+            let Ok((word, _)) = self.lock_word_and_tell() else { return };
+            let (word, _) = self.note_contention(word, Mode::Shared);
             self.word.store(word, Ordering::Release);
         }
     }
 
-    /// As if readers contended until the bucket is biased to them, unless something forbids it.
+    /// As if readers contended until the bucket is biased to them, unless something forbids it, or the table has moved.
     pub(super) fn bias(&self) {
-        self.locked(self.lock_word(), |slots| slots.cold_mut().until_bias = 1);
+        let Ok(mut slots) = self.lock() else { return };
+        slots.cold_mut().until_bias = 1;
+        drop(slots);
         self.contend(1);
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::geometry::Geometry;
+    use super::super::slots::CONTENDED_PER_LINE;
     use super::*;
+    use crate::waiter::{Waiter, Wake};
     use std::task::Waker;
 
     fn claim(start: u64, mode: Mode) -> Claim {
         Claim::new(start..start + 1, mode)
     }
 
+    fn mark() -> Mark {
+        Mark::new(Geometry::new(1, 1 << 14), 0)
+    }
+
+    fn enter(bucket: &Bucket, claim: &Claim) -> Entered {
+        bucket.try_enter(claim, &Flags::new(mark()), mark())
+    }
+
+    fn slots(bucket: &Bucket) -> Slots<'_> {
+        bucket.lock().expect("in use")
+    }
+
+    /// Takes out a claim that may have been taken over from the visible readers.
+    fn leave_visibly(bucket: &Bucket, entry: EntryIndex, claim: &Claim) -> bool {
+        let readers = VisibleReaders::of_process();
+        let taken = readers.is_taken(entry, bucket.id()) && slots(bucket).remove(claim);
+        if taken {
+            readers.free_taken(entry);
+        }
+        taken
+    }
+
     fn leave(bucket: &Bucket, claim: &Claim, entered: Entered) -> bool {
         match entered {
-            Entered::Span(span) => {
-                bucket.leave_span_fast(span, claim.mode) || bucket.leave_span(span, claim.mode).found
+            Entered::Span(span) | Entered::ContendedSpan(span) => {
+                bucket.leave_span_fast(span, claim.mode) || slots(bucket).remove_span(span, claim.mode)
             }
             Entered::Visibly(entry) => {
-                bucket.leave_visibly_fast(entry) || bucket.leave_visibly(entry, claim).found
+                bucket.leave_visibly_fast(entry) || leave_visibly(bucket, entry, claim)
             }
-            Entered::Loosely => bucket.leave_loose(claim).found,
-            Entered::No => false,
+            Entered::Loosely | Entered::CrowdedLoosely => slots(bucket).remove(claim),
+            Entered::No | Entered::StoppedSpan | Entered::StoppedVisibly(_) => false,
         }
     }
 
@@ -599,12 +538,15 @@ mod tests {
     fn more_claims_than_spans_overflow_and_come_back() {
         let bucket = Bucket::new();
         let claims: Vec<_> = (0..20).map(|start| claim(start, Mode::Exclusive)).collect();
-        let entered: Vec<_> = claims.iter().map(|claim| bucket.try_enter(claim)).collect();
+        let entered: Vec<_> = claims.iter().map(|claim| enter(&bucket, claim)).collect();
         assert_eq!(
-            entered.iter().filter(|entered| **entered == Entered::Loosely).count(),
+            entered
+                .iter()
+                .filter(|entered| matches!(entered, Entered::Loosely | Entered::CrowdedLoosely))
+                .count(),
             20 - SPANS as usize
         );
-        assert!((0..20).all(|start| bucket.try_enter(&claim(start, Mode::Shared)) == Entered::No));
+        assert!((0..20).all(|start| enter(&bucket, &claim(start, Mode::Shared)) == Entered::No));
         assert!(claims.iter().zip(entered).rev().all(|(claim, entered)| leave(&bucket, claim, entered)));
         assert_eq!(bucket.word.load(Ordering::Relaxed), 0, "neither held nor cold");
     }
@@ -618,12 +560,12 @@ mod tests {
                 assert_eq!((word & (LOCKED | COLD | LONE), lone_claim(word)), (LONE, claim));
 
                 let bucket = Bucket::new();
-                assert_eq!(bucket.try_enter(&claim), Entered::Span(0));
+                assert_eq!(enter(&bucket, &claim), Entered::Span(0));
                 assert_eq!(bucket.word.load(Ordering::Relaxed), word);
                 let overlapping = Claim { start: end - 1, end: end + 1, mode: Mode::Exclusive };
-                assert_eq!(bucket.try_enter(&overlapping), Entered::No);
+                assert_eq!(enter(&bucket, &overlapping), Entered::No);
                 let other = Claim { start: end, end: end + 1, mode: Mode::Exclusive };
-                let entered = bucket.try_enter(&other);
+                let entered = enter(&bucket, &other);
                 assert_eq!(entered, Entered::Span(1));
                 assert!(leave(&bucket, &claim, Entered::Span(0)) && leave(&bucket, &other, entered));
                 assert_eq!(bucket.word.load(Ordering::Relaxed), 0);
@@ -638,26 +580,26 @@ mod tests {
     fn a_loose_claim_does_not_give_up_the_span_of_an_equal_one() {
         let bucket = Bucket::new();
         let shared = claim(3, Mode::Shared);
-        let own = bucket.try_enter(&shared);
+        let own = enter(&bucket, &shared);
         assert!(matches!(own, Entered::Span(_)));
-        assert!(bucket.try_enter_all([shared].iter()));
+        assert!(slots(&bucket).try_enter(&shared));
         assert!(leave(&bucket, &shared, Entered::Loosely));
         assert!(!leave(&bucket, &shared, Entered::Loosely));
-        assert_eq!(bucket.try_enter(&claim(3, Mode::Exclusive)), Entered::No);
+        assert_eq!(enter(&bucket, &claim(3, Mode::Exclusive)), Entered::No);
         assert!(leave(&bucket, &shared, own));
         assert!(!leave(&bucket, &shared, own));
-        assert!(bucket.try_enter(&claim(3, Mode::Exclusive)) != Entered::No);
+        assert!(enter(&bucket, &claim(3, Mode::Exclusive)) != Entered::No);
     }
 
     #[test]
     fn readers_who_contend_enough_leave_the_bucket_as_it_is() {
         let (bucket, shared) = (Bucket::new(), claim(3, Mode::Shared));
         bucket.contend(CONTENDED_BEFORE_BIAS - 1);
-        let entered = bucket.try_enter(&shared);
+        let entered = enter(&bucket, &shared);
         assert_eq!(entered, Entered::Span(0));
         assert!(leave(&bucket, &shared, entered));
         bucket.contend(1);
-        let entered = [(); 20].map(|()| bucket.try_enter(&shared));
+        let entered = [(); 20].map(|()| enter(&bucket, &shared));
         let visibly = |entered: &&Entered| matches!(entered, Entered::Visibly(_));
         assert!(entered.iter().filter(visibly).count() > 10, "{entered:?}");
         assert!(entered.iter().all(|entered| leave(&bucket, &shared, *entered)));
@@ -668,23 +610,23 @@ mod tests {
     fn who_excludes_finds_the_visible_readers_in_the_bucket() {
         let (bucket, shared) = (Bucket::new(), claim(3, Mode::Shared));
         bucket.bias();
-        let (first, second) = (bucket.try_enter(&shared), bucket.try_enter(&claim(5, Mode::Shared)));
+        let (first, second) = (enter(&bucket, &shared), enter(&bucket, &claim(5, Mode::Shared)));
         let (Entered::Visibly(entry), Entered::Visibly(other)) = (first, second) else {
             panic!("{first:?} {second:?}")
         };
         assert!(!leave(&bucket, &claim(3, Mode::Exclusive), Entered::Loosely));
-        assert_eq!(bucket.try_enter(&claim(3, Mode::Exclusive)), Entered::No);
+        assert_eq!(enter(&bucket, &claim(3, Mode::Exclusive)), Entered::No);
         assert!(!bucket.leave_visibly_fast(entry) && !bucket.leave_visibly_fast(other));
         // What lies beside them is free, and readers come the ordinary way.
-        assert!(matches!(bucket.try_enter(&claim(4, Mode::Exclusive)), Entered::Span(_) | Entered::Loosely));
-        let late = bucket.try_enter(&shared);
+        assert!(matches!(enter(&bucket, &claim(4, Mode::Exclusive)), Entered::Span(_) | Entered::Loosely));
+        let late = enter(&bucket, &shared);
         assert!(matches!(late, Entered::Span(_)), "{late:?}");
         assert!(leave(&bucket, &shared, late));
-        assert_eq!(bucket.try_enter(&claim(3, Mode::Exclusive)), Entered::No);
-        assert!(bucket.leave_visibly(entry, &shared).found);
-        assert!(!bucket.leave_visibly(entry, &shared).found, "it is gone");
-        assert!(bucket.try_enter(&claim(3, Mode::Exclusive)) != Entered::No);
-        assert!(bucket.leave_visibly(other, &claim(5, Mode::Shared)).found);
+        assert_eq!(enter(&bucket, &claim(3, Mode::Exclusive)), Entered::No);
+        assert!(leave_visibly(&bucket, entry, &shared));
+        assert!(!leave_visibly(&bucket, entry, &shared), "it is gone");
+        assert!(enter(&bucket, &claim(3, Mode::Exclusive)) != Entered::No);
+        assert!(leave_visibly(&bucket, other, &claim(5, Mode::Shared)));
     }
 
     #[test]
@@ -696,20 +638,20 @@ mod tests {
         };
         // In a span.
         let bucket = Bucket::new();
-        let entered = bucket.try_enter(&elsewhere);
+        let entered = enter(&bucket, &elsewhere);
         stays_as_it_is(&bucket);
         assert!(leave(&bucket, &elsewhere, entered));
         // Beyond the spans.
-        let readers: Vec<_> = (0..SPANS).map(|_| bucket.try_enter(&claim(3, Mode::Shared))).collect();
-        let entered = bucket.try_enter(&elsewhere);
+        let readers: Vec<_> = (0..SPANS).map(|_| enter(&bucket, &claim(3, Mode::Shared))).collect();
+        let entered = enter(&bucket, &elsewhere);
         assert_eq!(entered, Entered::Loosely);
         stays_as_it_is(&bucket);
         assert!(leave(&bucket, &elsewhere, entered));
         // In line.
-        let waiter = Waiter::task(vec![claim(3, Mode::Exclusive)], Waker::noop().clone());
-        assert!(!bucket.enter_or_queue(&waiter));
+        let waiter = Waiter::new(vec![claim(3, Mode::Exclusive)], 1, Wake::task(Waker::noop()));
+        slots(&bucket).line_up(waiter.clone(), SPANS);
         stays_as_it_is(&bucket);
-        assert!(bucket.cancel(&waiter).found);
+        assert!(slots(&bucket).leave_line(&waiter));
         bucket.bias();
         assert!(is_biased(bucket.word.load(Ordering::Relaxed)));
         assert!(readers.into_iter().all(|entered| leave(&bucket, &claim(3, Mode::Shared), entered)));
@@ -719,10 +661,10 @@ mod tests {
     fn a_revocation_holds_the_next_bias_off() {
         let bucket = Bucket::new();
         bucket.bias();
-        let entered = bucket.try_enter(&claim(3, Mode::Shared));
+        let entered = enter(&bucket, &claim(3, Mode::Shared));
         assert!(leave(&bucket, &claim(3, Mode::Shared), entered));
         let writer = claim(3, Mode::Exclusive);
-        let entered = bucket.try_enter(&writer);
+        let entered = enter(&bucket, &writer);
         assert!(leave(&bucket, &writer, entered));
         // At least this thread has an entry.
         bucket.contend(2 * CONTENDED_PER_LINE - 1);

@@ -1,31 +1,58 @@
 //! Which buckets a range touches.
 //!
-//! A range covers segments of 2^`segment_bits` bytes. Segments are laid out in rows of as many segments as
-//! there are buckets; within a row, consecutive segments have consecutive buckets, and each row is turned
-//! by an offset of its own, so that threads that walk in step through regions a power of two apart (which
-//! is how files are commonly divided among threads) do not meet in one bucket all the time.
+//! A file is cut into segments of 2^`segment_bits` bytes. Segments are laid out in rows of as many segments as
+//! there are buckets. Within a row, consecutive segments have consecutive buckets. Each row is turned by an
+//! offset of its own, so that threads that walk in step through regions a power of two apart (which is how files
+//! are commonly divided among threads) do not meet in one bucket all the time.
 //!
 //! Invariants:
-//! - ranges that overlap share a segment, hence a bucket;
-//! - [`BucketSet`] lists each bucket once and in ascending order, the order in which they are entered;
-//! - a range that covers as many segments as there are buckets, or more, touches all of them.
+//! - a range is *narrow* if it covers one segment or two, and *wide* otherwise;
+//! - narrow ranges that overlap share a segment, hence a bucket;
+//! - the two buckets of a narrow range are listed in ascending order, the order in which they are locked.
 
 use crate::claim::Claim;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Geometry {
     segment_bits: u32,
     bucket_bits: u32,
 }
 
+/// The one or two buckets of a narrow range: `low` is at most `high`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Buckets {
+    pub(super) low: u32,
+    pub(super) high: u32,
+}
+
+impl Buckets {
+    #[inline(always)]
+    pub(super) fn contains(self, at: u32) -> bool {
+        self.low == at || self.high == at
+    }
+}
+
 impl Geometry {
+    pub(super) const MOST_BUCKETS: usize = 1 << 16;
+
     pub(super) fn new(buckets: usize, segment_size: u64) -> Self {
         assert!(
-            buckets.is_power_of_two() && buckets <= 1 << 16,
+            buckets.is_power_of_two() && buckets <= Self::MOST_BUCKETS,
             "the number of buckets is a power of two up to 65536"
         );
         assert!(segment_size.is_power_of_two(), "the segment size is a power of two");
         Geometry { segment_bits: segment_size.trailing_zeros(), bucket_bits: buckets.trailing_zeros() }
+    }
+
+    /// Of the numbers that [`bits`](Self::bits) returned.
+    #[inline(always)]
+    pub(super) fn of_bits(segment_bits: u32, bucket_bits: u32) -> Self {
+        Geometry { segment_bits, bucket_bits }
+    }
+
+    /// What it is made of: six bits, and five.
+    pub(super) fn bits(self) -> (u32, u32) {
+        (self.segment_bits, self.bucket_bits)
     }
 
     pub(super) fn buckets(self) -> usize {
@@ -49,87 +76,41 @@ impl Geometry {
         segment.wrapping_add(turn) & self.mask()
     }
 
+    /// The first and the last segment.
+    #[inline(always)]
+    fn segments_of(self, claim: &Claim) -> (u64, u64) {
+        (claim.start >> self.segment_bits, (claim.end - 1) >> self.segment_bits)
+    }
+
     /// The bucket of a range that lies within one segment.
     #[inline(always)]
     pub(super) fn only_bucket(self, claim: &Claim) -> Option<usize> {
-        let first = claim.start >> self.segment_bits;
-        let last = (claim.end - 1) >> self.segment_bits;
+        let (first, last) = self.segments_of(claim);
         (first == last).then(|| self.bucket_of(first) as usize)
     }
 
-    /// All buckets of a range.
-    pub(super) fn buckets_of(self, claim: &Claim) -> BucketSet {
-        let first = claim.start >> self.segment_bits;
-        let last = (claim.end - 1) >> self.segment_bits;
-        let mut set = BucketSet::default();
-        if last - first >= self.mask() {
-            set.add(0, self.buckets() as u64);
-        } else if first >> self.bucket_bits == last >> self.bucket_bits {
-            self.add_run(&mut set, first, last);
-        } else {
-            // Fewer segments than a row has: two rows at most.
-            let second_row = last & !self.mask();
-            self.add_run(&mut set, first, second_row - 1);
-            self.add_run(&mut set, second_row, last);
+    /// The buckets of a narrow range; none for a wide one.
+    #[inline(always)]
+    pub(super) fn narrow(self, claim: &Claim) -> Option<Buckets> {
+        let (first, last) = self.segments_of(claim);
+        if last - first > 1 {
+            return None;
         }
-        set.normalize();
-        set
-    }
-
-    /// Adds the segments `first..=last` of one row, which may wrap round the end of the table.
-    fn add_run(self, set: &mut BucketSet, first: u64, last: u64) {
-        let (start, count, buckets) = (self.bucket_of(first), last - first + 1, self.buckets() as u64);
-        if start + count <= buckets {
-            set.add(start, start + count);
-        } else {
-            set.add(start, buckets);
-            set.add(0, start + count - buckets);
-        }
-    }
-}
-
-/// Buckets as up to four intervals, ascending.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct BucketSet {
-    spans: [(u32, u32); 4],
-    len: usize,
-}
-
-impl BucketSet {
-    fn add(&mut self, start: u64, end: u64) {
         // At most 65536 buckets: the casts cannot cut.
-        self.spans[self.len] = (start as u32, end as u32);
-        self.len += 1;
-    }
-
-    /// Sorts the spans and joins those that touch or overlap.
-    fn normalize(&mut self) {
-        self.spans[..self.len].sort_unstable();
-        let mut kept = 0;
-        for at in 1..self.len {
-            let (start, end) = self.spans[at];
-            if start <= self.spans[kept].1 {
-                self.spans[kept].1 = self.spans[kept].1.max(end);
-            } else {
-                kept += 1;
-                self.spans[kept] = (start, end);
-            }
-        }
-        self.len = self.len.min(kept + 1);
-    }
-
-    /// The first bucket at or after `from`.
-    #[inline]
-    pub(super) fn next_at(&self, from: usize) -> Option<usize> {
-        self.spans[..self.len]
-            .iter()
-            .find(|span| from < span.1 as usize)
-            .map(|span| from.max(span.0 as usize))
+        let (one, other) = (self.bucket_of(first) as u32, self.bucket_of(last) as u32);
+        Some(Buckets { low: one.min(other), high: one.max(other) })
     }
 
     #[inline]
-    pub(super) fn contains(&self, bucket: usize) -> bool {
-        self.next_at(bucket) == Some(bucket)
+    pub(super) fn is_wide(self, claim: &Claim) -> bool {
+        let (first, last) = self.segments_of(claim);
+        last - first > 1
+    }
+
+    /// Whether the claim is kept in this bucket.
+    #[inline]
+    pub(super) fn is_kept_at(self, claim: &Claim, at: u32) -> bool {
+        self.narrow(claim).is_some_and(|buckets| buckets.contains(at))
     }
 }
 
@@ -140,42 +121,28 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    fn listed(set: &BucketSet) -> Vec<usize> {
-        let mut all = Vec::new();
-        let mut from = 0;
-        while let Some(bucket) = set.next_at(from) {
-            all.push(bucket);
-            from = bucket + 1;
-        }
-        all
-    }
-
     proptest! {
         #[test]
-        fn the_set_is_that_of_the_segments(start in 0u64..5000, len in 1u64..700, bits in 0u32..6) {
+        fn the_buckets_are_those_of_the_segments(start in 0u64..5000, len in 1u64..40, bits in 0u32..6) {
             let geometry = Geometry::new(1 << bits, 8);
             let claim = Claim::new(start..start + len, Mode::Shared);
             let segments = start / 8..=(start + len - 1) / 8;
-            let all = segments.end() - segments.start() >= (1 << bits) - 1;
-            let expected: BTreeSet<usize> = match all {
-                true => (0..geometry.buckets()).collect(),
-                false => segments.map(|segment| geometry.bucket_of(segment) as usize).collect(),
-            };
-            let set = geometry.buckets_of(&claim);
-            prop_assert_eq!(listed(&set), expected.iter().copied().collect::<Vec<_>>());
-            for bucket in 0..geometry.buckets() {
-                prop_assert_eq!(set.contains(bucket), expected.contains(&bucket));
+            let expected: BTreeSet<u32> =
+                segments.clone().map(|segment| geometry.bucket_of(segment) as u32).collect();
+            let narrow = geometry.narrow(&claim);
+            prop_assert_eq!(narrow.is_none(), segments.count() > 2);
+            prop_assert_eq!(geometry.is_wide(&claim), narrow.is_none());
+            if let Some(buckets) = narrow {
+                prop_assert!(buckets.low <= buckets.high);
+                prop_assert_eq!(BTreeSet::from([buckets.low, buckets.high]), expected.clone());
+            }
+            for at in 0..geometry.buckets() as u32 {
+                prop_assert_eq!(geometry.is_kept_at(&claim, at), narrow.is_some() && expected.contains(&at));
             }
             if let Some(only) = geometry.only_bucket(&claim) {
-                prop_assert_eq!(listed(&set), vec![only]);
+                prop_assert_eq!(expected, BTreeSet::from([only as u32]));
             }
         }
-    }
-
-    #[test]
-    fn the_whole_file_touches_every_bucket() {
-        let geometry = Geometry::new(256, 16384);
-        assert_eq!(listed(&geometry.buckets_of(&Claim::new(0..u64::MAX, Mode::Exclusive))).len(), 256);
     }
 
     #[test]

@@ -1,11 +1,9 @@
 //! Waiting without blocking the thread.
 //!
 //! Invariants:
-//! - a pending request holds its claims in every bucket below `at` and stands in the queue of bucket `at`,
-//!   or has been granted there;
-//! - dropping it takes it out of the queue or gives up what it was granted, and lets those behind it in;
-//! - its waker is called when it can go on; that may not yet be the end of it, if the range touches
-//!   further buckets.
+//! - a pending request stands in line, or has been granted, or is finished;
+//! - dropping it takes it out of all lines or gives up what it was granted, and lets those behind it in;
+//! - its waker is called when it has been granted.
 
 use std::fmt;
 use std::future::Future;
@@ -19,7 +17,7 @@ use crate::claim::Claim;
 use crate::guard::RangeGuard;
 use crate::waiter::Waiter;
 
-use super::request::Request;
+use super::enter::{Outcome, Wait};
 use super::{RangeLock, RangeToken};
 
 /// A request that waits for its turn without blocking a thread; dropping it cancels the request.
@@ -30,10 +28,8 @@ pub struct Pending<R: Deref<Target = RangeLock>> {
     lock: R,
     claim: Claim,
     began: u64,
-    /// The bucket that it waits in, and as what; none once it is finished.
-    waiting: Option<(usize, Arc<Waiter>)>,
-    /// What to call in this and all further buckets; set when it first waits.
-    waker: Option<Waker>,
+    /// None once it is finished.
+    waiter: Option<Arc<Waiter>>,
 }
 
 impl RangeLock {
@@ -41,7 +37,7 @@ impl RangeLock {
     /// [`Pending::try_finish`] is worth a try.
     ///
     /// ```
-    /// use rangelock::{ByteRangeLock, Mode, RangeLock};
+    /// use rangelock::{Mode, RangeLock};
     /// use std::task::Waker;
     ///
     /// let lock = RangeLock::new();
@@ -76,15 +72,24 @@ impl RangeLock {
         waker: &Waker,
     ) -> Result<RangeToken, Pending<Arc<RangeLock>>> {
         let claim = Claim::new(range, mode);
-        if let Some(token) = self.try_single(&claim) {
-            return Ok(token);
+        match self.try_at_once(&claim) {
+            Some(token) => Ok(token),
+            None => Self::start(self.clone(), claim, waker),
         }
-        Self::start(self.clone(), claim, waker)
     }
 
     /// A future that holds `range` in `mode` when it is ready.
     pub fn lock_async(&self, range: Range<u64>, mode: Mode) -> LockFuture<'_> {
         LockFuture { lock: self, state: State::New(Claim::new(range, mode)) }
+    }
+
+    /// Without asking at the gate.
+    #[inline]
+    fn try_at_once(&self, claim: &Claim) -> Option<RangeToken> {
+        self.try_single(claim).or_else(|| {
+            let entered = self.try_enter_buckets(&[*claim]);
+            entered.then(|| RangeToken::loose(*claim, self.meter.acquired(claim.mode)))
+        })
     }
 
     #[inline]
@@ -93,88 +98,59 @@ impl RangeLock {
         claim: Claim,
         waker: &Waker,
     ) -> Result<RangeToken, Pending<R>> {
-        if let Some(token) = lock.try_single(&claim) {
+        if let Some(token) = lock.try_at_once(&claim) {
             return Ok(token);
         }
-        let mut pending = Pending { lock, claim, began: 0, waiting: None, waker: None };
-        match pending.go_on(0, waker) {
-            true => Ok(pending.finish()),
-            false => Err(pending),
+        let began = lock.meter.clock();
+        match lock.enter_at_gate(&[claim], Wait::Task(waker)) {
+            Outcome::Entered | Outcome::Refused => {
+                let since = lock.meter.acquired(claim.mode);
+                Ok(RangeToken::loose(claim, since))
+            }
+            Outcome::Waits(waiter) => Err(Pending { lock, claim, began, waiter: Some(waiter) }),
         }
     }
 }
 
 impl<R: Deref<Target = RangeLock>> Pending<R> {
-    /// Goes on if its turn has come: the token, or none as long as it has to wait.
+    /// The token if its turn has come, or none as long as it has to wait.
     ///
     /// The waker that it was made with stays in place. After the token has been handed out there is
     /// nothing more to come: none for ever.
     pub fn try_finish(&mut self) -> Option<RangeToken> {
-        let (_, waiter) = self.waiting.as_ref()?;
-        if !waiter.is_granted() {
-            return None;
-        }
-        let waker = self.waker.take()?;
-        self.advance(&waker)
+        let granted = self.waiter.as_ref()?.is_granted();
+        granted.then(|| self.finish())
     }
 
     /// As [`try_finish`](Self::try_finish), and puts `waker` in place of the one that it has.
     pub fn poll_finish(&mut self, waker: &Waker) -> Option<RangeToken> {
-        let (_, waiter) = self.waiting.as_ref()?;
-        if !waiter.watch(waker) {
-            self.waker = Some(waker.clone());
-            return None;
-        }
-        self.advance(waker)
+        let granted = self.waiter.as_ref()?.watch(waker);
+        granted.then(|| self.finish())
     }
 
-    /// From a bucket where it was granted to the next where it has to wait, or to the end.
-    fn advance(&mut self, waker: &Waker) -> Option<RangeToken> {
-        let (at, _) = self.waiting.take()?;
-        self.go_on(at + 1, waker).then(|| self.finish())
-    }
-
-    /// Enters the buckets from `from` on; false if it waits now.
-    fn go_on(&mut self, from: usize, waker: &Waker) -> bool {
-        let request = self.request();
-        let mut next = request.next_at(from);
-        while let Some(at) = next {
-            let bucket = &self.lock.table()[at];
-            if !bucket.try_enter_all([self.claim].iter()) {
-                if self.began == 0 {
-                    self.began = self.lock.meter.clock().max(1);
-                }
-                let waiter = Waiter::task(vec![self.claim], waker.clone());
-                if !bucket.enter_or_queue(&waiter) {
-                    self.waiting = Some((at, waiter));
-                    self.waker = Some(waker.clone());
-                    return false;
-                }
-            }
-            next = request.next_at(at + 1);
-        }
-        true
-    }
-
-    fn request(&self) -> Request<1> {
-        Request::new(self.lock.geometry, [self.claim])
+    /// Whether it would finish now.
+    #[cfg(test)]
+    pub(super) fn is_granted(&self) -> bool {
+        self.waiter.as_ref().is_some_and(|waiter| waiter.is_granted())
     }
 
     fn finish(&mut self) -> RangeToken {
-        let meter = &self.lock.meter;
-        let since = match self.began {
-            0 => meter.acquired(self.claim.mode),
-            began => meter.acquired_after_wait(self.claim.mode, began),
-        };
+        self.let_waiter_go();
+        let since = self.lock.meter.acquired_after_wait(self.claim.mode, self.began);
         RangeToken::loose(self.claim, since)
+    }
+
+    /// Without its waker, as the lock may be the last to have it.
+    fn let_waiter_go(&mut self) {
+        drop(self.waiter.take().and_then(|waiter| waiter.take_waker()));
     }
 }
 
 impl<R: Deref<Target = RangeLock>> Drop for Pending<R> {
     fn drop(&mut self) {
-        if let Some((at, waiter)) = self.waiting.take() {
-            self.lock.settle(self.lock.table()[at].cancel(&waiter));
-            self.lock.leave_below(&self.request(), at);
+        if let Some(waiter) = &self.waiter {
+            self.lock.cancel(waiter);
+            self.let_waiter_go();
         }
     }
 }

@@ -1,22 +1,23 @@
 //! Threads that read nearly always, of a bucket that is biased to readers again and again, and give their holds back
 //! in whatever thread; an atomic a byte says who is there.
 
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::task::Waker;
 use std::thread;
 
 use super::{RangeLock, RangeToken};
-use crate::{ByteRangeLock, Mode};
+use crate::Mode;
 
-const BYTES: u64 = 8;
+const BYTES: u64 = File::BYTES;
 const STEPS: u64 = 20_000;
 
 /// A small generator; each thread's seed is its number.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
@@ -24,17 +25,19 @@ impl Random {
 
 /// Above 0: so many readers; -1: a writer.
 #[derive(Default)]
-struct File([AtomicI32; BYTES as usize]);
+pub(super) struct File([AtomicI32; Self::BYTES as usize]);
 
 impl File {
-    fn bytes(&self, token: &RangeToken) -> &[AtomicI32] {
-        &self.0[token.range().start as usize..token.range().end as usize]
+    pub(super) const BYTES: u64 = 8;
+
+    fn bytes(&self, range: &Range<u64>) -> &[AtomicI32] {
+        &self.0[range.start as usize..range.end as usize]
     }
 
     // Relaxed: the lock under test has to provide the order.
-    fn enter(&self, token: &RangeToken) {
-        for byte in self.bytes(token) {
-            match token.mode() {
+    pub(super) fn enter(&self, range: &Range<u64>, mode: Mode) {
+        for byte in self.bytes(range) {
+            match mode {
                 Mode::Exclusive => assert_eq!(byte.swap(-1, Ordering::Relaxed), 0, "a writer is not alone"),
                 Mode::Shared => {
                     assert!(byte.fetch_add(1, Ordering::Relaxed) >= 0, "a reader beside a writer")
@@ -43,9 +46,9 @@ impl File {
         }
     }
 
-    fn leave(&self, token: &RangeToken) {
-        for byte in self.bytes(token) {
-            match token.mode() {
+    pub(super) fn leave(&self, range: &Range<u64>, mode: Mode) {
+        for byte in self.bytes(range) {
+            match mode {
                 Mode::Exclusive => assert_eq!(byte.swap(0, Ordering::Relaxed), -1),
                 Mode::Shared => assert!(byte.fetch_sub(1, Ordering::Relaxed) > 0),
             }
@@ -81,7 +84,7 @@ impl Scene {
     }
 
     fn give_back(&self, token: RangeToken) {
-        self.file.leave(&token);
+        self.file.leave(&token.range(), token.mode());
         self.lock.release(token);
     }
 
@@ -92,10 +95,10 @@ impl Scene {
 
     fn step(&self, random: &mut Random) {
         if random.below(20) == 0 {
-            self.lock.table()[0].bias();
+            self.lock.table().buckets()[0].bias();
         }
         let Some(token) = self.take(random) else { return self.give_back_one() };
-        self.file.enter(&token);
+        self.file.enter(&token.range(), token.mode());
         if token.place.visible_entry().is_some() {
             self.visible.fetch_add(1, Ordering::Relaxed);
         }
@@ -109,7 +112,7 @@ impl Scene {
 }
 
 /// Has so many threads make all steps together, each with its own numbers.
-fn by_threads(threads: u64, step: impl Fn(&mut Random) + Sync) {
+pub(super) fn by_threads(threads: u64, step: impl Fn(&mut Random) + Sync) {
     thread::scope(|scope| {
         for thread in 0..threads {
             let step = &step;
@@ -141,11 +144,11 @@ fn visible_readers_and_writers_who_wait() {
         let scene = Scene::default();
         by_threads(threads, |random| {
             if random.below(20) == 0 {
-                scene.lock.table()[0].bias();
+                scene.lock.table().buckets()[0].bias();
             }
             let mode = if random.below(20) == 0 { Mode::Exclusive } else { Mode::Shared };
             let token = scene.lock.acquire(0..1 + random.below(BYTES), mode);
-            scene.file.enter(&token);
+            scene.file.enter(&token.range(), token.mode());
             if random.below(8) == 0 {
                 thread::yield_now();
             }

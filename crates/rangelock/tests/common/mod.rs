@@ -75,14 +75,17 @@ macro_rules! for_every_design {
             fn range_of_few_buckets_and_small_segments() {
                 super::$check(|| RangeLock::with_geometry(4, 2));
             }
+            #[cfg(feature = "designs")]
             #[test]
             fn whole_file() {
                 super::$check(WholeFileLock::new);
             }
+            #[cfg(feature = "designs")]
             #[test]
             fn interval_tree() {
                 super::$check(IntervalTreeLock::new);
             }
+            #[cfg(feature = "designs")]
             #[test]
             fn btree() {
                 super::$check(BTreeLock::new);

@@ -38,9 +38,9 @@ trait Site: Send {
     fn create(&mut self, pages: u64) -> Result<Self::File>;
     /// A new and empty file.
     fn empty(&mut self) -> Result<Self::File>;
-    /// Has `to`, which is empty, share all of `file`.
+    /// Clones `file` into `to`, which is empty.
     fn share(&mut self, file: &Self::File, to: &Self::File) -> Result<()>;
-    /// Makes all that was done durable.
+    /// Makes everything durable.
     fn sync(&mut self) -> Result<()>;
     /// Removes a file.
     fn remove(&mut self, file: Self::File) -> Result<()>;
@@ -74,7 +74,7 @@ struct Timed {
 }
 
 impl Timed {
-    /// A phase, and the same with the sync behind it, which takes no part of what single operations took.
+    /// A phase, and the same with the sync after it, which does not count in single operations.
     fn pair([op, synced]: [&'static str; 2], tally: Tally, wall: Duration, with_sync: Duration) -> [Self; 2] {
         let alone = Tally { ops: tally.ops, ..Tally::default() };
         [Self { op, tally, wall }, Self { op: synced, tally: alone, wall: with_sync }]

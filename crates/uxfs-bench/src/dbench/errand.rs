@@ -19,11 +19,11 @@ pub(super) struct FileOf {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     MakeDir,
-    /// Looks for a file that is not there.
+    /// Looks up a missing file.
     Miss(FileOf),
-    /// Makes a file, and has it open.
+    /// Makes a file and opens it.
     Create(FileOf),
-    /// Opens a file in the place of the one that is open.
+    /// Opens a file instead of the open one.
     Open(FileOf),
     /// Writes to the file that is open.
     Write {
@@ -39,7 +39,7 @@ pub(super) enum Step {
     Flush,
     /// Closes it; no operation.
     Close,
-    /// Looks at a file, which has this size.
+    /// Stats a file, which has this size.
     Look {
         file: FileOf,
         size: u32,
@@ -48,7 +48,7 @@ pub(super) enum Step {
     List {
         names: u8,
     },
-    /// Gives a file its next name.
+    /// Renames a file to its next name.
     Rename(FileOf),
     Unlink(FileOf),
     RemoveDir,
@@ -74,16 +74,16 @@ pub(super) struct Errand {
 
 /// A file as the errand knows it.
 #[derive(Clone, Copy)]
-struct Known {
+struct KnownFile {
     file: FileOf,
     size: u32,
 }
 
-/// An errand that is being thought up.
+/// An errand that is being composed.
 struct Draft {
     rng: fastrand::Rng,
     steps: Vec<Step>,
-    files: Vec<Known>,
+    files: Vec<KnownFile>,
 }
 
 impl Errand {
@@ -156,12 +156,12 @@ impl Draft {
             self.steps.push(Step::Flush);
         }
         self.steps.push(Step::Close);
-        self.files.push(Known { file, size });
+        self.files.push(KnownFile { file, size });
     }
 
     /// Reads a file that is there, and looks at it.
     fn visit(&mut self) {
-        let Known { file, size } = self.files[self.rng.usize(..self.files.len())];
+        let KnownFile { file, size } = self.files[self.rng.usize(..self.files.len())];
         self.steps.push(Step::Open(file));
         for _ in 0..2 {
             let (at, len) = self.part(size);
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// Goes through the steps with a map of names and sizes: each step can be done, and knows what it will find.
+    /// Checks the steps with a map of names and sizes: each step is possible and expects the right result.
     #[test]
     fn each_step_fits_those_before() {
         for seed in 0..100 {

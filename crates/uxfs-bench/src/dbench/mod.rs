@@ -5,7 +5,7 @@
 //! errand
 //!
 //! - makes a folder, and in it twenty files, one after the other, of which it first finds that they are not there;
-//! - writes each in two pieces, one behind the other, and every other one over in a part; pieces have from 520 bytes to
+//! - writes each in two pieces, one after the other, and every other one over in a part; pieces have from 520 bytes to
 //!   64 KiB, most of them no whole blocks; every third file is flushed (`fsync`) before it is closed;
 //! - between two new files opens four files that are there, reads two pieces of each, looks at their size, lists the
 //!   folder up to twice, and gives every fifth file another name;
@@ -44,7 +44,7 @@ const BYTES_A_CLIENT: u64 = 64 << 20;
 const TIMED: u32 = 7;
 
 /// Measures one number of clients once; gives what operations they did, and in what time. `begin` is called just
-/// before the first, `end` behind the last.
+/// before the first, `end` after the last.
 fn measure<F: FileSystem>(
     site: &Site<F>,
     errand: &Errand,

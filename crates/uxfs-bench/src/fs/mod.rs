@@ -18,7 +18,7 @@ pub(crate) use uxfs::UxfsFs;
 use crate::error::Result;
 use std::ops::ControlFlow;
 
-/// What a look at a file says.
+/// The result of a stat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) is_dir: bool,
@@ -28,11 +28,11 @@ pub(crate) struct Seen {
 /// Files and directories below a root.
 pub(crate) trait FileSystem: Send + Sync {
     type Dir: Directory;
-    /// The root, which nobody else works in.
+    /// The root, which no one else uses.
     fn root(&self) -> Result<Self::Dir>;
-    /// Looks at what a path from the root on names.
+    /// Stats a path from the root on.
     fn look(&self, path: &[u8]) -> Result<Seen>;
-    /// Makes all that was done durable.
+    /// Makes everything durable.
     fn sync(&self) -> Result<()>;
 }
 
@@ -51,11 +51,11 @@ pub(crate) trait Directory: Send + Sync + Sized {
     fn make_dir(&self, name: &[u8]) -> Result<Self>;
     /// Opens a directory that is there.
     fn open_dir(&self, name: &[u8]) -> Result<Self>;
-    /// Looks at what has this name; none if nothing has.
+    /// Stats this name; none if it does not exist.
     fn look(&self, name: &[u8]) -> Result<Option<Seen>>;
-    /// Gives the names that are in it, but for the dots, until `each` has enough.
+    /// Gives the names that are in it, except for the dots, until `each` has enough.
     fn list(&self, each: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<()>;
-    /// Moves a name to another directory, or to another name; what has that is replaced.
+    /// Moves a name to another directory or name; an existing file there is replaced.
     fn rename(&self, name: &[u8], to: &Self, new_name: &[u8]) -> Result<()>;
     /// Removes a file.
     fn unlink(&self, name: &[u8]) -> Result<()>;
@@ -67,13 +67,13 @@ pub(crate) trait Directory: Send + Sync + Sized {
 pub(crate) trait OpenFile: Send {
     /// Fills `buf` with what is at byte `offset`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
-    /// Writes `buf` at byte `offset`, inside the file or behind its end.
+    /// Writes `buf` at byte `offset`, inside the file or past its end.
     fn write(&self, offset: u64, buf: &[u8]) -> Result<()>;
-    /// Has the file end at `size`.
+    /// Sets the file's size.
     fn set_len(&self, size: u64) -> Result<()>;
     /// Its size.
     fn size(&self) -> Result<u64>;
-    /// Makes durable what was written of it.
+    /// Makes the file durable.
     fn sync(&self) -> Result<()>;
 }
 

@@ -82,7 +82,7 @@ impl UxfsDir {
     }
 }
 
-/// The error of a name that should be there.
+/// The error for a missing name.
 fn missing(name: &[u8]) -> Error {
     Error::Usage(format!("{} is not there", String::from_utf8_lossy(name)))
 }

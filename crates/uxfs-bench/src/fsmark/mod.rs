@@ -8,7 +8,7 @@
 //! last operation. What it left to be made durable is timed apart: `create + sync` and `unlink + sync` are the
 //! same operations over the time of the phase and of one sync of the volume behind it.
 //!
-//! Whoever walks counts what is there, and after `unlink` nothing may be: a target that loses files is no target.
+//! A walk counts the files, and after `unlink` there may be none: a target that loses files does not count.
 
 mod sys;
 mod tree;

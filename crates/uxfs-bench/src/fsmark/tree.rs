@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// What a look at a file says.
+/// The result of a stat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) is_file: bool,
@@ -39,7 +39,7 @@ pub(crate) trait Tree: Send {
     fn make_dir(&mut self, name: &str) -> Result<Self::Dir>;
     /// Removes an empty directory.
     fn remove_dir(&mut self, name: &str) -> Result<()>;
-    /// Makes all that was done durable.
+    /// Makes everything durable.
     fn sync(&mut self) -> Result<()>;
     /// Leaves the volume in `keep`, if it has one of its own, and takes down the rest.
     fn finish(self, keep: Option<&Path>) -> Result<()>;
@@ -51,20 +51,20 @@ pub(crate) struct Named<T> {
     pub(crate) tree: T,
 }
 
-/// Is told how a round goes.
+/// Observes the progress of a round.
 pub(crate) trait Watch {
     /// A phase is about to begin.
     fn begin(&mut self);
     /// The last operation of a phase is over.
     fn end(&mut self, phase: Phase);
-    /// So is the sync behind it.
+    /// The sync after a phase is over.
     fn timed(&mut self, timed: &Timed);
 }
 
 /// A [`Named`] tree of any type.
 pub(crate) trait AnyTree: Send {
     fn label(&self) -> &Label;
-    /// Goes through all phases once.
+    /// Runs all phases once.
     fn round(&mut self, plan: Plan, watch: &mut dyn Watch) -> Result<()>;
     fn finish(self: Box<Self>, keep: Option<&Path>) -> Result<()>;
 }

@@ -1,7 +1,7 @@
 //! Directories of a volume that uxfs has open in this process.
 
 use super::{AnyTree, Named, Seen, Tree, TreeDir};
-use crate::config::{Config, Place};
+use crate::config::{Config, VolumePlace};
 use crate::error::{Error, Result};
 use crate::setup::mkfs_options;
 use crate::target::Label;
@@ -60,15 +60,15 @@ pub(crate) fn make_device(
         made.map_err(Error::host(format!("cannot make {}", image.display()))).map(|()| image)
     };
     Ok(match &config.place {
-        Place::Memory => {
+        VolumePlace::Memory => {
             let device = MemoryOptions::new().huge_pages(true).anonymous(bytes)?;
             (Arc::new(device), "memory".to_owned(), None)
         }
-        Place::Shm => {
+        VolumePlace::Shm => {
             let device = MemoryOptions::new().shmem(true).anonymous(bytes)?;
             (Arc::new(device), "shm".to_owned(), None)
         }
-        Place::Dir(place) => {
+        VolumePlace::Dir(place) => {
             let dir = place_dir(place)?;
             let device = FileDevice::open_writable(&image_in(&dir)?)?;
             (Arc::new(device), place.display().to_string(), Some(dir))
@@ -121,10 +121,10 @@ impl TreeDir for UxfsDir {
     }
 
     fn walk(&mut self, each: &mut dyn FnMut(Seen)) -> Result<()> {
-        for entry in self.dir.entries() {
-            // By its number, as every walker in process does: the name has been looked up already.
-            let node = entry.and_then(|entry| self.volume.node(entry.ino)).map_err(Error::volume)?;
-            let metadata = node.metadata().map_err(Error::volume)?;
+        for entry in self.dir.entries().with_inodes() {
+            // By inode number, as every walk in this process does: the name has been looked up already.
+            let metadata = entry.and_then(|entry| self.volume.metadata_of(entry.ino));
+            let metadata = metadata.map_err(Error::volume)?;
             each(Seen { is_file: metadata.is_file(), size: metadata.size });
         }
         Ok(())

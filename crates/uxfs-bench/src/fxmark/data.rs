@@ -104,14 +104,14 @@ fn fill(file: &impl OpenFile, range: std::ops::Range<u64>, word: u64) -> Result<
     Ok(())
 }
 
-/// An error if a block does not hold what it should.
+/// Fails if a block has the wrong content.
 fn compare(file: &impl OpenFile, at: u64, expected: &[u8]) -> Result<()> {
     let mut found = AlignedBuf::zeroed(expected.len());
     file.read(at, &mut found)?;
     if *found == *expected { Ok(()) } else { Err(wrong(format!("byte {at} of a file is another's"))) }
 }
 
-/// An error if a file does not end where it should.
+/// Fails if a file has the wrong size.
 fn ends_at(file: &impl OpenFile, expected: u64) -> Result<()> {
     match file.size()? {
         found if found == expected => Ok(()),

@@ -88,7 +88,7 @@ fn lists<'a, F: FileSystem>(
         };
         make_files(&dir, NameOf(thread), plan.files)?;
         let expected = if shared.is_some() { plan.files * plan.threads as u64 } else { plan.files };
-        // What it finds, it compares itself; that nothing is gone since, the count of one directory says.
+        // It checks what it finds by itself. The count of one directory shows that nothing is lost.
         stage.hands.push(Box::new(Lists { dir, expected }));
     }
     if let Some(dir) = shared {
@@ -97,13 +97,13 @@ fn lists<'a, F: FileSystem>(
     Ok(())
 }
 
-/// Looks at one file, by its path.
+/// Stats one file, by its path.
 struct LooksAtOne<'a, F> {
     fs: &'a F,
     path: Vec<u8>,
 }
 
-/// Looks at a file, or says that it is none.
+/// Stats a file, or fails if there is none.
 fn look<F: FileSystem>(fs: &F, path: &[u8]) -> Result<()> {
     match fs.look(path)? {
         seen if seen.is_dir || seen.size != 0 => {
@@ -123,7 +123,7 @@ impl<F: FileSystem> Hand for LooksAtOne<'_, F> {
     }
 }
 
-/// Looks at files in random order, by their paths.
+/// Stats files in random order, by their paths.
 struct LooksAtAny<'a, F> {
     fs: &'a F,
     rng: fastrand::Rng,

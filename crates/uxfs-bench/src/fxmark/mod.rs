@@ -7,13 +7,13 @@
 //! five parts, and where any of them is, there are eight names in each directory. Data are in memory before the clock
 //! starts, and nothing is made durable but by `DWSL`.
 //!
-//! Two things are other than in the program. What uses something up (`DWAL`, `DWTL`, `MWC*`, `MWU*`, `MWRM`) goes over
-//! as many blocks or files a thread as are asked for and not over all that fit into half a minute or onto the disk,
-//! so that all targets do the same work; all else goes on until the time is over. And who is through with a directory
-//! (`MRD*`) opens it anew, where the program asks for more entries of one that has no more.
+//! Two things differ from the program. What uses something up (`DWAL`, `DWTL`, `MWC*`, `MWU*`, `MWRM`) goes over as
+//! many blocks or files a thread as are asked for and not over all that fit into half a minute or onto the disk, so
+//! that all targets do the same work; all else goes on until the time is over. And a thread at the end of a
+//! directory (`MRD*`) opens it again, where the program asks for more entries.
 //!
 //! Invariants: all targets run the same loops, generic over [`FileSystem`]; while the clock runs, these allocate and
-//! lock nothing themselves; after each measurement the target holds what the workload says, which is looked at.
+//! lock nothing themselves; after each measurement the target's content is checked.
 
 mod data;
 mod kinds;
@@ -45,7 +45,7 @@ struct Plan {
     threads: usize,
     /// Files, or blocks, of each thread, where the workload uses them up.
     files: u64,
-    /// How long it goes on where it does not.
+    /// How long it runs otherwise.
     limit: Duration,
     /// A number that no other measurement of the run has.
     serial: u64,
@@ -55,7 +55,7 @@ struct Plan {
 trait Hand: Send {
     /// Does it, each operation past `timer`; gives the number of operations.
     fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64>;
-    /// Looks whether all that it did is there.
+    /// Checks that everything it did is there.
     fn check(&self) -> Result<()>;
 }
 
@@ -80,12 +80,12 @@ fn wrong(what: impl Into<String>) -> Error {
     Error::Result(what.into())
 }
 
-/// Goes on until the time is over; gives how often. Looks at the clock rarely where an operation takes little time.
+/// Repeats until the time is over; gives how often. Reads the clock rarely if an operation is short.
 fn repeat(limit: Duration, timer: &mut Timer, mut op: impl FnMut() -> Result<()>) -> Result<u64> {
     repeat_untimed(limit, || timer.of(&mut op))
 }
 
-/// The same where an operation is several, which are timed one by one.
+/// The same for several operations at a time, which are timed one by one.
 fn repeat_untimed(limit: Duration, mut op: impl FnMut() -> Result<()>) -> Result<u64> {
     const BATCH_MAX: u64 = 1024;
     let start = Instant::now();
@@ -103,7 +103,7 @@ fn repeat_untimed(limit: Duration, mut op: impl FnMut() -> Result<()>) -> Result
 }
 
 /// Measures a workload once on one file system: how many operations it did, and in what time. `begin` is called just
-/// before the first, `end` behind the last.
+/// before the first, `end` after the last.
 fn measure<F: FileSystem>(
     site: &Site<F>,
     which: FxMark,
@@ -138,7 +138,7 @@ fn set<F: FileSystem>(fs: &F, which: FxMark, plan: Plan) -> Result<Stage<'_, F::
     }
 }
 
-/// Looks whether a workload left what it should.
+/// Checks what a workload left.
 fn check<D: Directory>(stage: &Stage<'_, D>) -> Result<()> {
     stage.hands.iter().try_for_each(|hand| hand.check())?;
     for (dir, expected) in &stage.left {
@@ -150,7 +150,7 @@ fn check<D: Directory>(stage: &Stage<'_, D>) -> Result<()> {
     Ok(())
 }
 
-/// Removes what a workload made, but for the tree of paths, which others look at, too.
+/// Removes what a workload made, except for the tree of paths, which others look at, too.
 fn clean<F: FileSystem>(fs: &F) -> Result<()> {
     let root = fs.root()?;
     for name in names_of(&root)?.iter().filter(|name| !lookups::is_tree(name)) {
@@ -167,7 +167,7 @@ fn volume_bytes(config: &Config, threads: usize) -> u64 {
     threads as u64 * (config.files * BYTES_A_FILE + 2 * data::REGION)
 }
 
-/// Measures all that is asked for on all targets, round by round.
+/// Measures all requested workloads on all targets, round by round.
 pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Report) -> Result<()> {
     let kinds = if config.fxmark.is_empty() { FxMark::ALL.to_vec() } else { config.fxmark.clone() };
     let most = config.threads.iter().copied().max().unwrap_or(1);

@@ -25,7 +25,7 @@ pub(super) fn make_files<D: Directory>(dir: &D, name: NameOf, files: u64) -> Res
     (0..files).try_for_each(|nth| dir.make(name.nth(&mut room, nth)))
 }
 
-/// Makes what the workload begins with.
+/// Makes the initial files of the workload.
 pub(super) fn set<F: FileSystem>(fs: &F, which: FxMark, plan: Plan) -> Result<Stage<'_, F::Dir>> {
     use FxMark::{MWCL, MWCM, MWRL, MWRM, MWUM};
     let shared = match which {
@@ -159,7 +159,7 @@ impl<D: Directory> Hand for Removes<D> {
     }
 }
 
-/// Gives one file one name after the other.
+/// Renames one file over and over.
 struct Renames<D> {
     dir: D,
     name: NameOf,

@@ -9,7 +9,7 @@ use std::path::Path;
 const FILES: u64 = 37;
 const THREADS: usize = 3;
 
-/// Files and their sizes, by path, but for the tree of paths.
+/// Files and their sizes, by path, except for the tree of paths.
 type Files = BTreeMap<String, u64>;
 
 fn walk<D: Directory>(dir: &D, path: &str, files: &mut Files) {
@@ -153,7 +153,7 @@ fn each_does_what_it_says_on_both() {
     );
 }
 
-/// A target that loses, keeps or changes what it should not is found out: after the work, each file in turn is spoilt.
+/// Lost, kept or changed files are noticed: after the work, each file in turn is spoilt.
 fn spoilt_is_noticed<F: FileSystem>(site: &Site<F>, which: FxMark) {
     let (fs, plan) = (&site.fs, plan(100 + which as u64));
     let mut stage = set(fs, which, plan).expect("set");

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 const FILES: usize = 1000;
 /// Transactions between two looks at the clock's phase.
 const CHANGES: u64 = 10;
-/// How often all that was committed is written to the log, at least.
+/// How often everything committed is forced to the log, at least.
 const MOVED_EVERY: Duration = Duration::from_millis(10);
 /// Bytes of caches: everything stays in memory.
 const CACHE_BYTES: u64 = 1 << 30;
@@ -94,7 +94,7 @@ impl Files {
         Ok(Self { volume, hands, device, _dir: dir })
     }
 
-    /// Transactions a second of so many threads, and what single ones take.
+    /// Transactions a second of this many threads, and what single ones take.
     pub(super) fn measure(&mut self, threads: usize, time: Duration) -> Result<Sample> {
         let (over, volume) = (AtomicBool::new(false), &self.volume);
         let hands = self.hands.get_mut(..threads).unwrap_or_default();
@@ -114,7 +114,7 @@ impl Files {
         })
     }
 
-    /// Closes the volume, and looks for the last change of each file on what is left of it.
+    /// Closes the volume, and checks the last change of each file on it.
     pub(super) fn finish(self, label: &Label) -> Result<()> {
         let Self { volume, hands, device, _dir } = self;
         volume.close().map_err(Error::volume)?;

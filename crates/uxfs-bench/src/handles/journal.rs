@@ -36,7 +36,7 @@ impl Handles {
         Ok((Self { volume, _dir: dir }, name))
     }
 
-    /// Pairs a second of so many threads, and what single ones take.
+    /// Pairs a second of this many threads, and what single ones take.
     pub(crate) fn measure(&self, op: Op, threads: usize, time: Duration) -> Result<Sample> {
         let journal = &**self.volume.journal().map_err(Error::volume)?;
         let threads = &mut vec![(); threads][..];

@@ -1,13 +1,14 @@
 //! The workload `handles`: threads that start and stop journal handles, and threads whose transactions change one inode.
 //!
-//! A handle is what the journal gives to whoever is about to change something: the way through its gate, and log space
-//! ([`xfs::log::Ticket`]). `start/stop` takes one and gives it back, which changes nothing; `extend` asks for more log
-//! space in between, `roll` goes on with a second step. With `barrier`, each thread holds the journal still once in
-//! [`PAIRS_A_BARRIER`] pairs: it waits until no handle is open, and nobody gets one meanwhile. `inode` is whole
-//! transactions, each of which changes the times of one file, while the log is kept moving.
+//! A handle is what the journal gives before a change: a pass through its gate, and log space ([`xfs::log::Ticket`]).
+//! `start/stop` takes one and gives it back, which changes nothing; `extend` asks for more log space in between,
+//! `roll` goes on with a second step. With `barrier`, each thread holds the journal still once in [`PAIRS_A_BARRIER`]
+//! pairs: it waits until no handle is open, and none can be opened meanwhile. `inode` is whole transactions, each
+//! of which changes the times of one file, while the log is kept moving.
 //!
-//! Journals of older designs can be measured beside today's ([`Designs`]); all take turns, round by round. What `inode` changed is looked at afterwards, and once more on a volume that
-//! was closed and opened again: a journal that loses changes is none.
+//! Journals of older designs can be measured beside today's ([`Designs`]); all take turns, round by round. The changes
+//! of `inode` are checked afterwards, and again after the volume was closed and opened: a journal that loses changes
+//! does not count.
 
 mod inodes;
 mod journal;
@@ -57,7 +58,7 @@ impl Op {
     }
 }
 
-/// A journal that nothing but handles are asked of, and a volume with files.
+/// A journal used only for handles, and a volume with files.
 struct Target {
     designs: Designs,
     label: Label,
@@ -80,7 +81,7 @@ impl Target {
         op == Op::Inode || self.designs == today || of_handles != today
     }
 
-    /// Operations a second of so many threads, and what single ones take.
+    /// Operations a second of this many threads, and what single ones take.
     fn measure(&mut self, op: Op, threads: usize, config: &Config) -> Result<Sample> {
         match op {
             Op::Inode => self.files.measure(threads, config.min_time),

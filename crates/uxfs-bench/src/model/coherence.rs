@@ -2,18 +2,18 @@
 //! not there.
 //!
 //! A cache holds all that it was ever given: lines go only because another thread writes them. So whatever has to come
-//! from another cache, but for a thread's first touch, is what the threads cost each other.
+//! from another cache, except for a thread's first touch, is what the threads cost each other.
 //!
 //! Invariant: a line that is modified or exclusive is in one cache alone.
 
 use super::trace::Mark;
 
-/// What an access finds.
+/// The result of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// The line is there, and good for what is done to it.
     Hit,
-    /// Nobody had the line yet.
+    /// No cache had the line yet.
     Memory,
     /// The line is brought from a cache that may have changed it, or taken away from others: it moves, alone.
     Moved,

@@ -1,4 +1,4 @@
-//! What the model is told about this machine: the time of a moved line, and that of an operation alone.
+//! Facts about this machine for the model: the time of a moved line, and that of an operation alone.
 //!
 //! Both are measured in slices so short that most are not interrupted, and the best of them counts: other work of the
 //! machine, or its host's, can only make a slice longer.
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// How often a line changes hands in a slice: seldom enough that both threads often run all of it, where much else runs.
 const HANDS: u64 = 40;
-/// Moves, as the model counts them, that one change of hands is: who waits fetches the line that was written, and then
-/// takes away the other's copy by writing it.
+/// Moves, as the model counts them, that one change of hands is: whoever waits fetches the line that was written, and
+/// then takes away the other's copy by writing it.
 const MOVES: f64 = 2.0;
 
 /// A word in a line that nothing else is in, nor in the line beside it, which some processors fetch along.
@@ -75,7 +75,7 @@ fn stay_on(cpu: usize) -> rustix::io::Result<()> {
     sched_setaffinity(None, &cpus)
 }
 
-/// What is there in place of `old`, as soon as there is.
+/// The value that replaces `old`, as soon as it does.
 fn wait(ball: &Ball, old: u64) -> u64 {
     loop {
         // No pause, which is longer than what is measured. A thread that waits in vain gives way now and then: there

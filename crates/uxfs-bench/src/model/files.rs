@@ -33,7 +33,7 @@ const SLICE_PAGES: u64 = 4096;
 /// Slices that each begin with opening a volume and its file, and reading that if it is to be in memory.
 const SLICES: usize = 12;
 
-/// What is recorded: one of the lockings, and the requests.
+/// The recorded subject: a locking, and the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Requests {
     locking: Locking,
@@ -110,7 +110,7 @@ fn alone(config: &Config, target: &mut dyn AnyTarget, op: Op, depth: u32) -> Res
     Ok((outcome.reads.ops + outcome.writes.ops) as f64 / outcome.wall.as_secs_f64().max(1e-9))
 }
 
-/// What an instruction takes that waits for no memory: those of a lock that one thread takes and gives back.
+/// The time of an instruction that waits for no memory: those of locking and unlocking by one thread.
 fn instruction_ns(config: &Config, recorder: &Recorder) -> Result<f64> {
     let config = Config { locking: vec![Locking::Range], ..config.clone() };
     let mut scene = super::locks::scene(&config);
@@ -129,7 +129,7 @@ fn make_small_image(config: &Config, path: &Path) -> Result<()> {
     setup::make_image(path, config.size.min(MOST_BUFFERED))
 }
 
-/// Does what is recorded.
+/// Runs the recorded operations.
 pub(crate) fn record(key: &str, image: &Path, threads: usize) -> Result<()> {
     let requests = Requests::of_key(key).ok_or_else(|| no_subject(key))?;
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryOptions::new().copy_of(image)?);

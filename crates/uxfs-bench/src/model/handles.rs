@@ -63,7 +63,7 @@ fn make_image(config: &Config, path: &Path) -> Result<()> {
     ::uxfs::mkfs_device(device, &mkfs_options(config, 4)?, true).map_err(Error::volume)
 }
 
-/// Does what is recorded.
+/// Runs the recorded operations.
 pub(crate) fn record(wanted: &str, image: &Path, threads: usize) -> Result<()> {
     let every = DesignLists {
         handles: HandleCounts::ALL.to_vec(),

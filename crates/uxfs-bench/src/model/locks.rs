@@ -30,7 +30,7 @@ fn key(case: &Case) -> String {
     format!("{} {}", case.label(), case.op)
 }
 
-/// Does what is recorded.
+/// Runs the recorded operations.
 pub(crate) fn record(wanted: &str, threads: usize) -> Result<()> {
     let case = CASES.iter().find(|case| key(case) == wanted).ok_or_else(|| no_subject(wanted))?;
     introduce()?;

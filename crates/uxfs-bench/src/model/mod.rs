@@ -1,15 +1,15 @@
-//! A prediction of what workloads would give on more processors than there are: `bench … --model`.
+//! Predicts workloads on more processors than there are: `bench … --model`.
 //!
-//! Threads that do the same without waiting for each other would do as many times as much as one. What keeps them from it
-//! are cache lines that move from processor to processor, and locks. Both are in what a program does, not in what it runs
-//! on: so each thread's accesses to memory are recorded ([`record`], [`pen`]), cut down to lines that several threads touch
-//! ([`steps`]), and played against each other on caches that are made up ([`coherence`], [`simulate`]). The time of an
-//! operation alone, and that of a moved line, are measured here ([`cost`]).
+//! Threads that never wait for each other would scale perfectly. What prevents it are cache lines that move between
+//! processors, and locks. Both depend on the program, not on the machine: so each thread's accesses to memory are
+//! recorded ([`record`], [`pen`]), cut down to lines that several threads touch ([`steps`]), and played against each
+//! other on caches that are made up ([`coherence`], [`simulate`]). The time of an operation alone, and that of a moved
+//! line, are measured here ([`cost`]).
 //!
-//! What is not in it: the distance between sockets, the width of the memory bus, threads that sleep, processors that share
-//! a core, the scheduler. So it is a bound from above, on a machine where every line is as far from every processor as
-//! here. A prediction says what stops first, and about where; it is no measurement. Where figures of machines with more
-//! processors were reported, they stand beside it ([`quoted`]).
+//! Not modelled are the distance between sockets, the width of the memory bus, threads that sleep, processors that
+//! share a core, the scheduler. So it is an upper bound, for a machine where lines move as fast as here. A
+//! prediction tells what limits scaling, and about where; it is no measurement. Where figures of machines with
+//! more processors were reported, they stand beside it ([`quoted`]).
 
 mod coherence;
 mod cost;
@@ -89,7 +89,7 @@ pub fn predict(
     if config.threads.iter().any(|&threads| threads > Mark::MAX_THREADS) {
         return Err(Error::Usage(format!("the model has from 1 to {} threads", Mark::MAX_THREADS)));
     }
-    // Before anything that takes long.
+    // Fails early.
     if !Workload::MODELLED.contains(&workload) {
         return Err(no_model(workload));
     }
@@ -181,7 +181,7 @@ fn record_all(
             observer.step(&format!("recorded {} × {threads}", keys[nth]));
             all.insert((nth, threads), recorded?);
         }
-        // A worker that panicked has told of nothing.
+        // A worker that panicked has reported nothing.
         if all.len() == jobs.len() { Ok(all) } else { Err(Error::Panicked) }
     })
 }
@@ -203,8 +203,8 @@ impl Image {
     }
 }
 
-/// Does what [`Recorder`] has recorded; `args` are those that it adds. For the program that is recorded; any other would
-/// wait for somebody who listens.
+/// Does what [`Recorder`] has recorded; `args` are those that it adds. For the recorded program; any other would wait
+/// for a listener for ever.
 pub fn record(args: impl Iterator<Item = OsString>) -> Result<()> {
     let Request { workload, key, threads, image } = Request::of_args(args)?;
     match (workload, image) {
@@ -217,7 +217,7 @@ pub fn record(args: impl Iterator<Item = OsString>) -> Result<()> {
     }
 }
 
-/// What a prediction is not made of.
+/// Why a prediction is impossible.
 fn no_model(workload: Workload) -> Error {
     let name = workload.name();
     Error::Usage(format!(
@@ -225,7 +225,7 @@ fn no_model(workload: Workload) -> Error {
     ))
 }
 
-/// What a recording does not know.
+/// Unknown to recordings.
 fn no_subject(key: &str) -> Error {
     Error::Usage(format!("there is no subject {key}"))
 }

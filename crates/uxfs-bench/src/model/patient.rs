@@ -1,7 +1,7 @@
-//! A reader that lets things gather.
+//! A reader that waits for larger pieces.
 //!
-//! `lackey` writes each line of its trace by a call of its own. Whoever reads each as it comes has the two take turns at
-//! every line, which costs more than all else.
+//! `lackey` writes each line of its trace by a call of its own. Reading each line as it arrives makes the two processes
+//! take turns at every line, which costs more than everything else.
 
 use std::io::Read;
 use std::time::Duration;

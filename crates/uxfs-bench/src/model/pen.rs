@@ -1,4 +1,4 @@
-//! The side of a recording that is recorded: threads that take turns, and marks that say who does what.
+//! The recorded side of a recording: threads that take turns, and marks that tell who does what.
 //!
 //! Threads are real ones, so that each has its own stack, its own slots of whatever is kept by thread, and its own heap
 //! pages. One goes on at a time. First each warms up and then takes up its stand: it holds what a thread would hold while
@@ -30,7 +30,7 @@ fn mark(mark: Mark) {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Says where the marks are, and waits until that was heard.
+/// Announces the address of the marks, and waits for the answer.
 pub(crate) fn introduce() -> Result<()> {
     let told = |error| Error::host("the recorder does not listen")(error);
     let addr = std::ptr::from_ref(&MARKS).addr();
@@ -119,7 +119,7 @@ impl<F: Fn(&Pen) -> Result<()> + Sync> Script for Bare<F> {
     }
 }
 
-/// Whose turn it is; none once a thread has failed, as the others would wait for it.
+/// The thread with the turn; none once a thread has failed, as the others would wait for it.
 struct Baton {
     turn: Mutex<Option<usize>>,
     passed: Condvar,
@@ -187,7 +187,7 @@ fn one<S: Script>(script: &S, baton: &Baton, thread: usize, threads: usize) -> R
 mod tests {
     use super::*;
 
-    /// Counts who is where.
+    /// Counts the threads at each point.
     struct Counting(Mutex<Vec<String>>);
 
     impl Script for Counting {

@@ -13,14 +13,14 @@ const OPERATIONS: u64 = 4000;
 /// Lines that are named.
 const WORST: usize = 4;
 
-/// What a workload would give: no measurement.
+/// The predicted result of a workload: not a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Prediction {
     /// Always true.
     pub predicted: bool,
     /// `overwrite`, `rangelock`, ….
     pub workload: &'static str,
-    /// What it is about: `uxfs`, `rangelock`, ….
+    /// The subject: `uxfs`, `rangelock`, ….
     pub target: String,
     /// Where the bytes lie.
     pub device: String,
@@ -36,8 +36,7 @@ pub struct Prediction {
     pub ops_per_s: f64,
     /// The same where whoever gave a lock back may take it again before any other can.
     pub greedy_ops_per_s: f64,
-    /// What they could be at most: as many threads as there are, none of which waits, or one after the other through what
-    /// only one can have.
+    /// The upper bound: all threads without waiting, or one after the other through what only one can have.
     pub limit_ops_per_s: f64,
     /// An operation alone: measured with one thread, and longer by the instructions that it takes among as many.
     pub alone_ns: f64,

@@ -1,4 +1,4 @@
-//! What was reported of other machines when kernels got these lockings, to hold predictions against.
+//! Figures reported for other machines when kernels got these lockings, to compare with predictions.
 //!
 //! Invariant: nothing here has a part in a prediction. Figures are given as they were reported, and how many times as much
 //! they are as with the fewest threads is compared, since another machine has another speed.
@@ -6,7 +6,7 @@
 use super::Prediction;
 use serde::Serialize;
 
-/// A reported ratio that lies so many times beyond what is predicted, either way, is none that the model explains.
+/// If a reported ratio differs from the prediction by more than this factor, the model does not explain it.
 const TOLERANCE: f64 = 1.5;
 
 /// Pages that all threads together went over in what was reported of `overwrite` in seconds.
@@ -29,9 +29,9 @@ pub struct Quoted {
     pub ratio: f64,
     /// The same of the predictions.
     pub predicted_ratio: f64,
-    /// The same where who gave a lock back may take it again at once.
+    /// The same if a thread that releases a lock may take it again at once.
     pub greedy_ratio: f64,
-    /// Whether the two agree; none where another workload was measured, in which this is a part.
+    /// Whether the two agree; none if another workload was measured, of which this is a part.
     pub agrees: Option<bool>,
 }
 
@@ -164,7 +164,7 @@ impl Series {
         self.figures.iter().find(|&&(of, _)| of == threads).map(|&(_, figure)| figure)
     }
 
-    /// Puts what was reported beside each prediction that it is about.
+    /// Adds the reported figures to each prediction.
     fn hold_against(&self, lines: &mut [Prediction]) {
         let mut of: Vec<(f64, &mut Prediction)> = lines
             .iter_mut()
@@ -201,7 +201,7 @@ fn agree(reported: f64, fair: f64, greedy: f64) -> bool {
     (fair.min(greedy) / TOLERANCE..=fair.max(greedy) * TOLERANCE).contains(&reported)
 }
 
-/// Puts what was reported beside what is predicted.
+/// Adds the reported figures to the prediction.
 pub(super) fn hold_against(lines: &mut [Prediction]) {
     REPORTED.iter().for_each(|series| series.hold_against(lines));
 }
@@ -245,7 +245,7 @@ mod tests {
         let mut lines = [line(8, 1.2e6, 1.4e6), line(1, 2e6, 2e6), line(16, 1e6, 1e6), line(3, 1e6, 1e6)];
         hold_against(&mut lines);
         let [eight, one, sixteen, three] = &lines;
-        // To one thread all ratios are; there were eight processors, and three threads were not measured.
+        // All ratios are to one thread; there were eight processors, and three threads were not measured.
         assert!(one.quoted.is_none() && sixteen.quoted.is_none() && three.quoted.is_none());
         let quoted = eight.quoted.as_ref().expect("eight were measured");
         assert_eq!((quoted.processors, quoted.base_threads, quoted.agrees), (8, Some(1), Some(true)));

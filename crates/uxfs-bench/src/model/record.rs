@@ -17,13 +17,12 @@ use std::process::{Child, Command, Stdio};
 /// The program that is recorded with.
 const VALGRIND: &str = "valgrind";
 
-/// How to have something recorded: a program, and what it is to be told so that it comes to
-/// [`record`](crate::record()).
+/// How to record something: a program, and its arguments for calling [`record`](crate::record()).
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    /// The program; most often the one that runs.
+    /// The program; usually the present one.
     pub program: PathBuf,
-    /// Its arguments; behind them comes what is to be recorded.
+    /// Its arguments, before those of the subject.
     pub args: Vec<OsString>,
 }
 
@@ -65,7 +64,7 @@ impl Recorder {
     }
 }
 
-/// An error where there is no valgrind.
+/// Fails without valgrind.
 pub(crate) fn find_valgrind() -> Result<()> {
     let found = Command::new(VALGRIND).arg("--version").stdin(Stdio::null()).output();
     found.map(drop).map_err(missing)
@@ -186,7 +185,7 @@ mod tests {
     const NOTES: &str = "UXFS_MODEL_TEST_NOTES";
 
     /// Touches lines that are known: two accesses to a thread's own part and one to the part that all have, an operation.
-    struct Known;
+    struct KnownAccesses;
 
     /// The lines that are touched, by word.
     fn known(thread: usize, nth: usize) -> [(usize, Kind); 4] {
@@ -194,7 +193,7 @@ mod tests {
         [(own, Kind::Load), (own + 8, Kind::Store), (nth, Kind::Modify), (own + 9, Kind::Swap)]
     }
 
-    impl Script for Known {
+    impl Script for KnownAccesses {
         type Part = usize;
         type Stand = ();
         fn part(&self, thread: usize) -> Result<usize> {
@@ -222,16 +221,17 @@ mod tests {
         }
     }
 
-    /// What is recorded by the test below; nothing where nobody asked for it.
+    /// The recording of the test below; nothing without a request for it.
     #[test]
     fn known_lines_child() {
         let Some(notes) = std::env::var_os(NOTES) else { return };
         std::fs::write(notes, std::ptr::from_ref(&AREA).addr().to_string()).expect("room");
         introduce().expect("somebody listens");
-        take_turns(&Known, 3).expect("nothing fails");
+        take_turns(&KnownAccesses, 3).expect("nothing fails");
     }
 
     #[test]
+    #[ignore = "needs root and xfsprogs"]
     fn a_recording_has_exactly_what_was_touched() {
         let dir = tempfile::tempdir().expect("a directory");
         let notes = dir.path().join("notes");
@@ -271,6 +271,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs root and xfsprogs"]
     fn a_program_that_fails_says_why() {
         let mut program = Command::new("sh");
         program.args(["-c", "echo no luck >&2; exit 3"]);

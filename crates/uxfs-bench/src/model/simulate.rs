@@ -26,9 +26,9 @@ pub(crate) enum HandOver {
     Greedy,
 }
 
-/// What a run gave, by operation.
+/// The result of a simulation, per operation.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Outcome {
+pub(crate) struct SimulationOutcome {
     /// From one operation to the next, all threads together, in nanoseconds.
     pub(crate) ns_per_op: f64,
     /// Lines that moved between caches, or were copied.
@@ -40,7 +40,7 @@ pub(crate) struct Outcome {
     pub(crate) serial: Option<Serial>,
 }
 
-/// What only one thread can have at a time.
+/// Something that only one thread can have at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Serial {
     /// A line that is on its way.
@@ -111,7 +111,7 @@ impl Lock {
     }
 }
 
-/// Whoever acts first; among equals, the lower thread.
+/// The thread that acts first; among equals, the lower one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Event {
     at: f64,
@@ -156,7 +156,7 @@ pub(crate) fn run(
     hand_over: HandOver,
     operations: u64,
     seed: u64,
-) -> Outcome {
+) -> SimulationOutcome {
     let mut machine = Machine {
         program,
         moved_ns,
@@ -214,12 +214,12 @@ impl Machine<'_> {
         }
     }
 
-    fn outcome(&self, took: f64, count: f64) -> Outcome {
+    fn outcome(&self, took: f64, count: f64) -> SimulationOutcome {
         let lines = self.busy.iter().enumerate().map(|(line, busy)| (busy / count, Serial::Line(line)));
         let locks = self.locks.iter().enumerate().map(|(lock, of)| (of.held / count, Serial::Lock(lock)));
         let worst = lines.chain(locks).filter(|of| of.0 > 0.0).max_by(|a, b| a.0.total_cmp(&b.0));
         let moved_by_line: Vec<f64> = self.moved.iter().map(|&moved| moved as f64 / count).collect();
-        Outcome {
+        SimulationOutcome {
             ns_per_op: took / count,
             moved_per_op: moved_by_line.iter().fold(0.0, |sum, moved| sum + moved),
             moved_by_line,
@@ -233,7 +233,7 @@ impl Machine<'_> {
         self.program.threads[thread][at.operation].steps.get(at.step).copied()
     }
 
-    /// Puts down when a thread acts next that goes on at `now`.
+    /// Schedules the next act of a thread that continues at `now`.
     fn schedule(&mut self, thread: usize, mut now: f64) {
         match self.next_step(thread) {
             Some(step) => {
@@ -361,7 +361,7 @@ mod tests {
         }
     }
 
-    fn outcome(program: &Program) -> Outcome {
+    fn outcome(program: &Program) -> SimulationOutcome {
         run(program, MOVED, HandOver::Fair, 1000, 1)
     }
 
@@ -433,7 +433,7 @@ mod tests {
         assert!(many.ns_per_op >= 60.0 + MOVED, "{many:?}");
         near(many.serial_ns, many.ns_per_op);
         let sharing = outcome(&threads(8, Locked::Share));
-        // Nobody waits for anybody but for the line, which goes round twice an operation.
+        // Nobody waits for anybody except for the line, which goes round twice an operation.
         near(sharing.ns_per_op, 2.0 * MOVED);
     }
 

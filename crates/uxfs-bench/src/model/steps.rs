@@ -42,7 +42,7 @@ pub(crate) struct Step {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Steps {
     pub(crate) steps: Vec<Step>,
-    /// What the thread does by itself behind the last step.
+    /// What the thread does by itself after the last step.
     pub(crate) tail_ns: f64,
 }
 

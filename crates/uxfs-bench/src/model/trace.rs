@@ -5,7 +5,7 @@
 //! ends. What lies between two operations is nobody's.
 //!
 //! Invariants:
-//! - accesses are in the order of the program; none is left out or added, but for the marks themselves;
+//! - accesses are in the order of the program; none is left out or added, except for the marks themselves;
 //! - the load and the write of one instruction to one address are one access: an atomic exchange or addition is traced as
 //!   both, and waits for its line once.
 
@@ -110,7 +110,7 @@ pub(crate) enum Mark {
     End,
     /// It does, but the system's coarse clock has ticked since the one before it began.
     Ticked,
-    /// From here on it is this thread's turn.
+    /// This thread's turn begins.
     Turn(usize),
 }
 
@@ -244,8 +244,8 @@ impl Parser {
         operation.accesses.push(Access { addr, size, kind, at });
     }
 
-    /// What was recorded. What a thread does at a tick of the clock is as good as never done, but for the recorder, which
-    /// slows all down: it is left out, unless the thread has done nothing else.
+    /// The recording. What a thread does at a tick of the clock is as good as never done, except for the recorder,
+    /// which slows all down: it is left out, unless the thread has done nothing else.
     pub(crate) fn finish(mut self) -> Recording {
         for (thread, ticked) in self.ticked {
             let thread = self.recording.threads.entry(thread).or_default();

@@ -102,7 +102,7 @@ impl Target for BareDevice {
     }
 }
 
-/// What could be had at best by one flush a round: all threads write, one of them flushes for all, and all go on.
+/// The best possible with one flush a round: all threads write, one of them flushes for all, and all continue.
 pub(super) struct Rounds {
     device: Arc<dyn BlockDevice>,
     label: Label,
@@ -134,7 +134,7 @@ impl Port for RoundPort<'_> {
     fn write(&mut self, offset: u64, buf: &[u8], is_over: &dyn Fn() -> bool) -> Result<bool> {
         let round = &*self.0;
         let mut outcome = round.device.write(offset, buf, Durability::Volatile).map_err(Error::from);
-        // Who fails comes to both barriers too, or the others would wait for ever.
+        // A thread that fails still reaches both barriers, or the others would wait for ever.
         if outcome.is_err() {
             round.has_failed.store(true, Ordering::SeqCst);
         }
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(counts.flushes - before.flushes, counts.writes - before.writes, "a thread alone");
     }
 
-    /// The others would wait for ever if who fails went away.
+    /// The others would wait for ever if a failing thread left.
     #[test]
     fn a_write_or_a_flush_that_fails_ends_the_run() {
         for fault in [Fault::fail(Op::Write, 7), Fault::fail(Op::Flush, 2)] {
@@ -230,7 +230,7 @@ mod tests {
         }
     }
 
-    /// What a flush takes is what was asked for, and one waits for the other.
+    /// A flush takes the requested time, and flushes do not overlap.
     #[test]
     fn modelled_flushes_take_turns() {
         let latency = Duration::from_millis(5);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// One thread's way to the storage.
 pub(super) trait Port: Send {
-    /// Writes, and returns when that is durable; whether there is another write to come, which is so until `is_over`.
+    /// Writes, and returns when that is durable; gives whether another write comes, which is so until `is_over`.
     fn write(&mut self, offset: u64, buf: &[u8], is_over: &dyn Fn() -> bool) -> Result<bool>;
 }
 
@@ -43,7 +43,7 @@ pub(super) trait Target: Send {
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 }
 
-/// What one thread gave.
+/// The result of one thread.
 struct Done {
     start: Instant,
     end: Instant,

@@ -15,7 +15,7 @@ mod held;
 mod sys;
 mod uxfs;
 
-use crate::config::{Config, Place};
+use crate::config::{Config, VolumePlace};
 use crate::error::{Error, Result};
 use crate::fsmark::make_device;
 use crate::lockstat::Tracker;
@@ -59,14 +59,14 @@ impl Scene {
         let mut scene = Self { targets: Vec::new(), _compared: Vec::new(), _dirs: Vec::new() };
         observer.note("making devices and volumes");
         match &config.place {
-            Place::Memory => {
+            VolumePlace::Memory => {
                 for latency in config.flush_latencies() {
                     scene.in_memory(config, latency, drive::bytes(most))?;
                 }
             }
-            Place::Shm => scene.in_dir(config, Path::new("/dev/shm"), drive::bytes(most))?,
-            Place::Dir(path) if path.is_dir() => scene.in_dir(config, path, drive::bytes(most))?,
-            Place::Dir(path) => scene.on(config, path, drive::bytes(most))?,
+            VolumePlace::Shm => scene.in_dir(config, Path::new("/dev/shm"), drive::bytes(most))?,
+            VolumePlace::Dir(path) if path.is_dir() => scene.in_dir(config, path, drive::bytes(most))?,
+            VolumePlace::Dir(path) => scene.on(config, path, drive::bytes(most))?,
         }
         for versus in &config.versus {
             let bytes = drive::bytes(most);

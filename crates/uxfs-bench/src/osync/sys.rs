@@ -41,7 +41,7 @@ fn open(path: &Path) -> Result<(File, bool)> {
 }
 
 impl SysFile {
-    /// A new file in a mounted directory, of so many bytes, all written; `suffix` goes to its name in reports.
+    /// A new file in a mounted directory, of this many bytes, all written; `suffix` goes to its name in reports.
     pub(super) fn in_dir(dir: &Path, suffix: &str, bytes: u64) -> Result<Self> {
         let place = || Error::host(format!("cannot make a file in {}", dir.display()));
         let made = tempfile::Builder::new().prefix("uxfs-bench-").suffix(".dat").tempfile_in(dir);

@@ -24,7 +24,7 @@ pub(super) struct VolumeFile {
     held: Arc<Mutex<Held>>,
 }
 
-/// Makes a volume on a device, with a file of so many bytes in it.
+/// Makes a volume on a device, with a file of this many bytes in it.
 pub(super) fn format(device: &Arc<dyn BlockDevice>, bytes: u64) -> Result<()> {
     let options = MkfsOptions::new().block_size(4096).sector_size(4096);
     ::uxfs::mkfs_device(Arc::clone(device), &options, true).map_err(Error::volume)?;

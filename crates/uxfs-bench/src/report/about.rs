@@ -1,4 +1,4 @@
-//! What a reader who knows none of it is told of workloads and of what is compared.
+//! Explains workloads and targets to readers who do not know them.
 
 /// A workload: what it does, and, if it is one of the five results, what was reported of kernels.
 pub(super) struct About {
@@ -29,7 +29,7 @@ pub(super) const RESULTS: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// What there is to say of a workload.
+/// Describes a workload.
 pub(super) fn workload(name: &str) -> About {
     let (title, what, reported) = match name {
         "overwrite" => (
@@ -59,7 +59,7 @@ pub(super) fn workload(name: &str) -> About {
             "Threads make empty files in directories of their own, list and look at all of them, and remove them. Nothing \
              is made durable by itself; “+ sync” is the same over the time of the phase and of one sync behind it. A line with a \
              name and “=” is a journal of an older design: with cil=single-lock all changes join one list under one \
-             lock, with vectors=two-pass memory for what goes to the log is taken and given back under that lock.",
+             lock, with vectors=at-commit each commit copies all that the log is to have of what it changed.",
             Some(
                 "Kernel XFS, 8 threads: a shorter critical section of commits took creates from 105,000–109,000 to \
                  117,000–122,000 a second, and removing all from 959 to 889 seconds.",
@@ -128,7 +128,7 @@ pub(super) fn workload(name: &str) -> About {
     About { title, what, reported }
 }
 
-/// What a target is.
+/// Describes a target.
 pub(super) fn target(name: &str) -> &'static str {
     match name {
         "uxfs" => {

@@ -130,7 +130,7 @@ pub(super) fn curves(title: &str, threads: &[usize], unit: &str, curves: &[Curve
                 Some((threads[at], x(at), y(value), value))
             })
             .collect();
-        // Colours begin again behind the last, with other dashes.
+        // Colours begin again after the last, with other dashes.
         let class = format!("c{}{}", nth % COLOURS, if nth < COLOURS { "" } else { " again" });
         let line: Vec<String> = points.iter().map(|(_, x, y, _)| format!("{x:.1},{y:.1}")).collect();
         let _ = writeln!(svg, "<g class=\"{class}\"><polyline points=\"{}\"/>", line.join(" "));
@@ -167,7 +167,7 @@ mod tests {
         let log = Scale::of(&[curve(&[98.0, 5800.0])]);
         assert_eq!(log.ticks(), [10.0, 100.0, 1000.0, 10_000.0]);
         assert!(log.height(98.0) > 0.3 && log.height(5800.0) < 1.0);
-        // Nothing at all is no reason to fail.
+        // An empty chart must not fail.
         assert!(Scale::of(&[]).height(0.0).abs() < 1e-9);
     }
 

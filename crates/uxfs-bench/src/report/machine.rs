@@ -1,4 +1,4 @@
-//! The machine that a run was done on, as it says itself.
+//! The machine of a run, by its own account.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one. What it does not say is left out.
+    /// This machine. Unknown values are left out.
     pub fn this() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cores = std::thread::available_parallelism().ok().map(|cores| cores.to_string());

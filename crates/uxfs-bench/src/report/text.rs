@@ -1,6 +1,6 @@
 //! Words and numbers as a page has them.
 
-/// Text that means nothing to a browser but itself.
+/// Escapes text for HTML.
 pub(super) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -10,7 +10,7 @@ pub(super) fn escaped(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // No page may hold it.
+            // Not allowed in a page.
             control if control.is_control() && !matches!(control, '\n' | '\t') => escaped.push('\u{fffd}'),
             other => escaped.push(other),
         }

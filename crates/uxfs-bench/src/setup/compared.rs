@@ -1,7 +1,7 @@
-//! What a run compares uxfs with, by system calls: a mounted directory, or a file system that is made and mounted for it.
+//! The other side of a comparison, used by system calls: a mounted directory, or a file system made and mounted for it.
 
 use super::mount::{KernelMount, Kind, Storage};
-use crate::config::{Config, Place, Versus};
+use crate::config::{Config, Versus, VolumePlace};
 use crate::error::{Error, Result};
 use crate::suite::Observer;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(crate) struct Shape {
 }
 
 impl Compared {
-    /// Has the directory ready that is asked for.
+    /// Prepares the requested directory.
     pub(crate) fn set(
         config: &Config,
         versus: &Versus,
@@ -62,11 +62,11 @@ impl Compared {
 }
 
 /// A loop device over a file on the storage that uxfs's own volume lies on.
-fn loop_at(place: &Place) -> Result<Storage> {
+fn loop_at(place: &VolumePlace) -> Result<Storage> {
     match place {
-        Place::Memory | Place::Shm => Ok(Storage::LoopInMemory),
-        Place::Dir(dir) if dir.is_dir() => Ok(Storage::LoopIn(dir.clone())),
-        Place::Dir(other) => Err(Error::Usage(format!(
+        VolumePlace::Memory | VolumePlace::Shm => Ok(Storage::LoopInMemory),
+        VolumePlace::Dir(dir) if dir.is_dir() => Ok(Storage::LoopIn(dir.clone())),
+        VolumePlace::Dir(other) => Err(Error::Usage(format!(
             "{} is no directory, and kernel-xfs-loop is a file beside what uxfs writes to",
             other.display()
         ))),

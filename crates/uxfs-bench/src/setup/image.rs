@@ -31,7 +31,7 @@ pub fn make_image(image: &Path, bytes: u64) -> Result<()> {
     uxfs::mkfs(image, &options).map_err(Error::volume)?;
     let done = fill(image, bytes);
     if done.is_err() {
-        // Half a volume helps nobody.
+        // Half a volume is of no use.
         let _ = std::fs::remove_file(image);
     }
     done.map_err(Error::volume)

@@ -16,7 +16,7 @@ use uxfs::{MkfsFeatures, MkfsOptions};
 
 /// What the volumes of the workloads on metadata are made with, where uxfs makes them.
 pub(crate) fn mkfs_options(config: &Config, groups: u32) -> Result<MkfsOptions> {
-    // Unsaid, features are those of figures that there are already, and of the kernel's volumes beside it.
+    // By default, features are those of figures that there are already, and of the kernel's volumes beside it.
     let features = features(config.compat.as_deref().unwrap_or("6.1"))?;
     // Sectors of 4 KiB suit any disk that the image may lie on, and are those of a zram device.
     Ok(MkfsOptions::new().block_size(4096).sector_size(4096).group_count(groups).features(features))

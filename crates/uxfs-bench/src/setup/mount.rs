@@ -126,7 +126,7 @@ fn dir_to_mount_on() -> Result<TempDir> {
 #[derive(Debug)]
 struct Mount {
     dir: PathBuf,
-    /// It was unmounted by whoever wanted to know.
+    /// It was unmounted to learn the result.
     is_gone: bool,
 }
 

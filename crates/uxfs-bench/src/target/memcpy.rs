@@ -36,7 +36,7 @@ pub struct MemcpyPort<'a> {
 impl Port for MemcpyPort<'_> {
     fn read(&mut self, at: At, buf: &mut [u8]) -> Result<()> {
         buf.copy_from_slice(self.requests[at.nth]);
-        // Nobody looks at the bytes; without this the copy may be left out.
+        // No one uses the bytes; without this the copy could be optimised away.
         std::hint::black_box(buf);
         Ok(())
     }

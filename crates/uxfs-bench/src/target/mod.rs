@@ -18,7 +18,7 @@ pub use uxfs::UxfsTarget;
 use crate::content::{Content, PAGE};
 use crate::drive;
 use crate::error::{Error, Result};
-use crate::work::{Op, Outcome, Work};
+use crate::work::{Op, Work, WorkOutcome};
 use blockdev::{AlignedBuf, Completion, DeviceError, IoQueue};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub trait Port: Send {
     fn write(&mut self, at: At, buf: &[u8]) -> Result<()>;
 }
 
-/// A queue's request that is over.
+/// A finished request of a queue.
 pub struct QueueDone {
     /// The tag it was pushed with.
     pub tag: u64,
@@ -124,7 +124,7 @@ pub trait AnyTarget: Send {
     /// Writes every page once, in order, if nobody has yet.
     fn prepare(&mut self) -> Result<()>;
     /// Runs; `work.generation` is set here where the run writes.
-    fn measure(&mut self, work: Work<'_>) -> Result<Outcome>;
+    fn measure(&mut self, work: Work<'_>) -> Result<WorkOutcome>;
     /// Reads the whole file and compares it with what was written last.
     fn verify(&mut self) -> Result<()>;
 }
@@ -166,7 +166,7 @@ impl<T: Target> AnyTarget for Measured<T> {
         Ok(())
     }
 
-    fn measure(&mut self, mut work: Work<'_>) -> Result<Outcome> {
+    fn measure(&mut self, mut work: Work<'_>) -> Result<WorkOutcome> {
         let mut content = self.content.lock();
         if work.op != Op::Read {
             work.generation = content.next_generation();

@@ -13,7 +13,7 @@ pub(super) struct Shape {
     pub(super) symlinks: usize,
 }
 
-/// As many as Linux 6.1 has, or some more.
+/// As many as Linux 6.1 has, or a few more.
 pub(super) const LINUX: Shape = Shape { files: 83_000, dirs: 5_600, symlinks: 60 };
 
 /// Half of the files have less.

@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::setup::{Mounted, mkfs_options};
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use uxfs::{OpenOptions, Volume};
 
@@ -48,6 +49,15 @@ impl Image {
         let mut location = self.path.clone().into_os_string();
         location.push(format!(":{path}"));
         location
+    }
+
+    /// Has the host's page cache forget what it has of the image, all of which is on the disk before.
+    pub(super) fn forget_pages(&self) -> Result<()> {
+        let cannot = || Error::host(format!("cannot read {}", self.path.display()));
+        let file = File::open(&self.path).map_err(cannot())?;
+        file.sync_all().map_err(cannot())?;
+        let forgotten = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        forgotten.map_err(|errno| cannot()(errno.into()))
     }
 
     pub(super) fn mount(&self) -> Result<Mounted> {

@@ -1,9 +1,11 @@
 //! `trees`: whole trees come into an image and out of it, by the verbs of the command and by the kernel's own tools.
 //!
-//! Each round makes a new volume for each side and takes turns, `untar`, `tar`, `rm -r`, and on another volume `cp -r`: uxfs
+//! Each round makes a new volume for each side and takes turns, `untar`, `tar`, `find`, `rm -r`, and on another volume `cp -r`: uxfs
 //! as one process a verb, the kernel as a mount of an image that was made alike, on the same storage, `tar`, `cp` or `rm`, and
 //! an unmount, by which all is as durable as it is when a verb of uxfs ends. All of that is in the time.
 //!
+//! - `find` looks at each inode. Before it, on both sides, the host forgets the image's pages: where they lie on a disk, both read
+//!   that.
 //! - Behind each step both images hold as many inodes as the step leaves there.
 //! - Whatever was made is gone afterwards, also if a step fails or a signal comes.
 
@@ -11,7 +13,7 @@ mod grow;
 mod image;
 mod tool;
 
-use crate::config::{Config, Place};
+use crate::config::{Config, VolumePlace};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::measure::median;
@@ -31,7 +33,7 @@ use tool::{Ran, Tool};
 pub struct TreeTimes {
     /// `trees`.
     pub workload: &'static str,
-    /// `untar`, `tar`, `rm -r`, `cp -r`.
+    /// `untar`, `tar`, `find`, `rm -r`, `cp -r`.
     pub op: &'static str,
     /// Where the images lie.
     pub device: String,
@@ -54,17 +56,22 @@ pub struct TreeTimes {
 enum Step {
     Untar,
     Tar,
+    Find,
     Remove,
     Copy,
 }
 
+/// What `find` asks of each inode. All have it.
+const SMALL: [&str; 2] = ["-size", "-1000000"];
+
 impl Step {
-    const ALL: [Self; 4] = [Self::Untar, Self::Tar, Self::Remove, Self::Copy];
+    const ALL: [Self; 5] = [Self::Untar, Self::Tar, Self::Find, Self::Remove, Self::Copy];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Untar => "untar",
             Self::Tar => "tar",
+            Self::Find => "find",
             Self::Remove => "rm -r",
             Self::Copy => "cp -r",
         }
@@ -138,8 +145,8 @@ pub fn trees(
     interrupt::install()?;
     image::may_mount()?;
     let place = match &config.place {
-        Place::Memory | Place::Shm => Path::new("/dev/shm"),
-        Place::Dir(dir) => dir.as_path(),
+        VolumePlace::Memory | VolumePlace::Shm => Path::new("/dev/shm"),
+        VolumePlace::Dir(dir) => dir.as_path(),
     };
     let dir = place_dir(place)?;
     let source = Source::of(source, config.seed, observer)?;
@@ -152,7 +159,7 @@ pub fn trees(
             if step.begins_anew() {
                 [ours, theirs] = [ours.anew(config)?, theirs.anew(config)?];
             }
-            // Who begins changes from round to round.
+            // The side that begins changes from round to round.
             let mut pair = [Ran::default(); 2];
             for side in [round % 2, (round + 1) % 2] {
                 interrupt::check()?;
@@ -163,7 +170,7 @@ pub fn trees(
                 };
             }
             let left = match step {
-                Step::Untar | Step::Tar => source.count.inodes,
+                Step::Untar | Step::Tar | Step::Find => source.count.inodes,
                 Step::Remove => 0,
                 Step::Copy => source.count.names,
             };
@@ -178,10 +185,14 @@ pub fn trees(
 /// One verb.
 fn by_uxfs(step: Step, program: &Path, image: &Image, source: &Source) -> Result<Ran> {
     let (root, tree) = (image.location("/"), image.location(&format!("/{}", source.name)));
+    if step == Step::Find {
+        image.forget_pages()?;
+    }
     let mut verb = Command::new(program);
     match step {
         Step::Untar => verb.arg("untar").arg(root).stdin(open(&source.archive)?),
         Step::Tar => verb.arg("tar").arg(tree),
+        Step::Find => verb.arg("find").arg(tree).args(SMALL),
         Step::Remove => verb.args(["rm", "-r"]).arg(tree),
         Step::Copy => verb.args(["cp", "-r"]).arg(source.parent.join(&source.name)).arg(root),
     };
@@ -190,11 +201,15 @@ fn by_uxfs(step: Step, program: &Path, image: &Image, source: &Source) -> Result
 
 /// A mount, the tool, and an unmount.
 fn by_kernel(step: Step, image: &Image, source: &Source) -> Result<Ran> {
+    if step == Step::Find {
+        image.forget_pages()?;
+    }
     let start = Instant::now();
     let mounted = image.mount()?;
     let (root, tree) = (mounted.dir(), mounted.dir().join(&source.name));
     let (name, mut command) = match step {
         Step::Untar | Step::Tar => ("tar", Command::new("tar")),
+        Step::Find => ("find", Command::new("find")),
         Step::Remove => ("rm", Command::new("rm")),
         Step::Copy => ("cp", Command::new("cp")),
     };
@@ -202,6 +217,7 @@ fn by_kernel(step: Step, image: &Image, source: &Source) -> Result<Ran> {
         Step::Untar => command.args(["-xf", "-", "-C"]).arg(root).stdin(open(&source.archive)?),
         // Names are relative to the tree, as in ours.
         Step::Tar => command.args(["-cf", "-", "-C"]).arg(tree).arg("."),
+        Step::Find => command.arg(tree).args(SMALL),
         Step::Remove => command.arg("-r").arg(tree),
         Step::Copy => command.arg("-r").arg(source.parent.join(&source.name)).arg(root),
     };

@@ -1,4 +1,4 @@
-//! A program that is timed, with the memory that it has at most.
+//! A timed program, with its peak memory.
 
 use crate::error::{Error, Result};
 use std::io::Read;

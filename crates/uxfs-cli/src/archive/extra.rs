@@ -1,7 +1,7 @@
-//! What extended headers say of the entry behind them, and how much they may say.
+//! The content of extended headers, which describe the next entry, and its limits.
 //!
-//! Invariants: of one entry no more is kept than the limits here, whatever the archive repeats; finding what is said
-//! takes as long with many records as with few; what is said of all entries is kept once.
+//! Invariants: no more is kept for an entry than the limits here, even if the archive repeats itself; look-ups do
+//! not slow down with the number of records; what applies to all entries is kept once.
 
 use super::pax;
 use super::read::{MAX_RUNS, bad, decimal};
@@ -9,9 +9,9 @@ use crate::exit::Result;
 use std::collections::HashMap;
 use uxfs::Timestamp;
 
-/// Bytes of the extended headers and long names of one entry: what we write of one, and room for its names.
+/// Limit for the extended headers and long names of one entry: as much as we write for one, and its names.
 const MAX_BYTES: u64 = pax::MAX_BYTES as u64 + (1 << 20);
-/// Bytes of a header for all entries. Those of git have some fifty.
+/// Limit for a header for all entries. Those of git have some fifty bytes.
 const MAX_GLOBAL_BYTES: u64 = 64 << 10;
 /// Bytes of the names of one file's attributes, with their ends: no system lists more (`XATTR_LIST_MAX`).
 pub const MAX_NAMES: usize = 64 << 10;
@@ -19,7 +19,7 @@ pub const MAX_NAMES: usize = 64 << 10;
 /// Name and value.
 type Xattr = (Vec<u8>, Vec<u8>);
 
-/// What is said once for the entry.
+/// Values with one record per entry.
 const KEYS: [&str; 12] = [
     "path",
     "linkpath",
@@ -34,10 +34,10 @@ const KEYS: [&str; 12] = [
     "GNU.sparse.size",
     "GNU.sparse.map",
 ];
-/// What may be said of all entries; what else is in a header for all is left out, as it says nothing of a file.
+/// Values that may apply to all entries. Others in such a header are ignored, as they do not describe files.
 const GLOBAL_KEYS: [&str; 4] = ["uid", "gid", "atime", "mtime"];
 
-/// What is said of all entries that follow.
+/// What applies to all entries that follow.
 #[derive(Default)]
 pub struct Global(HashMap<&'static str, Vec<u8>>);
 
@@ -70,7 +70,7 @@ impl Global {
     }
 }
 
-/// What is said of the next entry.
+/// What applies to the next entry.
 #[derive(Default)]
 pub struct Extra {
     /// Bytes so far.
@@ -92,7 +92,7 @@ pub struct Extra {
 }
 
 impl Extra {
-    /// Fails if a header of so many bytes would be too much.
+    /// Fails if a header of this many bytes would exceed the limit.
     pub fn take(&mut self, size: u64) -> Result<()> {
         self.bytes = self.bytes.saturating_add(size);
         if self.bytes > MAX_BYTES {
@@ -101,7 +101,7 @@ impl Extra {
         Ok(())
     }
 
-    /// Takes in a header. Of what is said twice, the last counts.
+    /// Reads a header. If a key is repeated, the last one counts.
     pub fn add(&mut self, text: &[u8]) -> Result<()> {
         for record in pax::records(text) {
             let (key, value) = record.ok_or_else(broken)?;
@@ -145,7 +145,7 @@ impl Extra {
         Ok(())
     }
 
-    /// What is said under a key: of this entry, or of all.
+    /// The value of a key: for this entry, or for all.
     pub fn get<'a>(&'a self, global: &'a Global, key: &str) -> Option<&'a [u8]> {
         self.values.get(key).or_else(|| global.0.get(key)).map(|value| &**value)
     }
@@ -155,12 +155,12 @@ impl Extra {
         self.get(global, key).map(|value| number(key, value)).transpose()
     }
 
-    /// The same, as a moment.
+    /// The same, as a time.
     pub fn moment(&self, global: &Global, key: &str) -> Option<Timestamp> {
         self.get(global, key).and_then(pax::moment)
     }
 
-    /// The attributes, and how many of them could not be understood. A list that is there as text alone is brought into
+    /// The attributes, and how many of them could not be understood. A list that exists only as text is converted to
     /// the form of Linux.
     pub fn take_xattrs(&mut self) -> Result<(Vec<Xattr>, u64)> {
         let mut lost = 0;
@@ -170,7 +170,8 @@ impl Extra {
         {
             match text.as_deref().map(pax::acl_of_text) {
                 Some(Some(list)) if !self.places.contains_key(name) => self.xattr(name.to_vec(), list)?,
-                // A list of names that have no number here may be there in numbers, as an attribute.
+                // If the list names users that have no number here, it may exist with numbers, as an
+                // attribute.
                 Some(None) if !self.places.contains_key(name) => lost += 1,
                 _ => {}
             }

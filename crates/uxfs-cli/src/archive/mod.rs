@@ -1,8 +1,9 @@
 //! Writing a POSIX (PAX) archive; [`read`] reads them.
 //!
-//! What the old header cannot say goes into an extended header before it: long names, large numbers, nanoseconds,
-//! attributes, and the map of a sparse file (GNU's format 1.0, which GNU tar, bsdtar and Python unpack). Invariant:
-//! after an entry with content is begun, exactly as many bytes follow as its header promised, whatever happens.
+//! What does not fit into the old header goes into an extended header before it: long names, large numbers,
+//! nanoseconds, attributes, and the map of a sparse file (GNU's format 1.0, which GNU tar, bsdtar and Python
+//! unpack). Invariant: after an entry with content is begun, exactly as many bytes follow as its header says,
+//! whatever happens.
 
 pub mod extra;
 pub mod names;
@@ -21,9 +22,9 @@ const RECORD: u64 = 20 * BLOCK;
 const OCTAL_7: u64 = 0o7_777_777;
 const OCTAL_11: u64 = 0o77_777_777_777;
 
-/// What an entry stands for.
+/// The type of an entry.
 pub enum Kind<'a> {
-    /// A regular file with so many bytes of content, which are written next.
+    /// A regular file with this many bytes of content, which are written next.
     File(u64),
     /// A regular file with holes.
     Sparse(&'a SparseMap),
@@ -52,7 +53,7 @@ pub struct SparseMap {
 impl SparseMap {
     /// The map as the archive has it: decimal numbers, a line each, filled up to whole blocks.
     fn text(&self) -> Vec<u8> {
-        // An empty run at the end says how long the file is, where the data don't.
+        // If the file ends with a hole, an empty run at the end gives its length.
         let ends_in_data = self.runs.last().is_some_and(|(offset, len)| offset + len == self.size);
         let last = (!ends_in_data).then_some((self.size, 0));
         let mut text = format!("{}\n", self.runs.len() + usize::from(last.is_some())).into_bytes();
@@ -98,7 +99,7 @@ impl<W: Write> Archive<W> {
         header.set_gid(number(&mut records, "gid", of.gid.into(), OCTAL_7));
         header.set_mtime(moment(&mut records, "mtime", of.mtime));
         if let Kind::Sparse(sparse) = kind {
-            // The real name behind the other one: for some readers, the last counts.
+            // The real name comes after the other one: for some readers, the last counts.
             text(&mut records, "path", &sparse_name(name), name_field(&mut header));
             records.add(b"GNU.sparse.major", b"1");
             records.add(b"GNU.sparse.minor", b"0");
@@ -188,7 +189,7 @@ fn name_field(header: &mut Header) -> &mut [u8] {
     &mut header.as_old_mut().name
 }
 
-/// Puts text into a field; in full into a record where the field is too short.
+/// Puts text into a field, or in full into a record if the field is too short.
 fn text(records: &mut Records, key: &str, text: &[u8], field: &mut [u8]) {
     if text.len() > field.len() {
         records.add(key.as_bytes(), text);
@@ -202,7 +203,7 @@ fn put(field: &mut [u8], text: &[u8]) {
     field[..len].copy_from_slice(&text[..len]);
 }
 
-/// A number for its field; in a record where the field is too short.
+/// Puts a number into its field, or into a record if the field is too short.
 fn number(records: &mut Records, key: &str, value: u64, most: u64) -> u64 {
     if value > most {
         records.add(key.as_bytes(), value.to_string().as_bytes());
@@ -211,7 +212,7 @@ fn number(records: &mut Records, key: &str, value: u64, most: u64) -> u64 {
     value
 }
 
-/// Seconds for their field; in a record where there are nanoseconds, or where they don't fit.
+/// Puts seconds into their field, or into a record if there are nanoseconds, or if they don't fit.
 fn moment(records: &mut Records, key: &str, time: Timestamp) -> u64 {
     let seconds = u64::try_from(time.seconds).ok().filter(|&seconds| seconds <= OCTAL_11);
     if time.nanoseconds != 0 || seconds.is_none() {
@@ -220,7 +221,7 @@ fn moment(records: &mut Records, key: &str, time: Timestamp) -> u64 {
     seconds.unwrap_or(0)
 }
 
-/// A moment as a decimal number. The nanoseconds count forward, also before 1970; a decimal's digits don't.
+/// A time as a decimal number. Nanoseconds count forward even before 1970; the digits of a decimal don't.
 fn decimal(time: Timestamp) -> String {
     if time.seconds < 0 && time.nanoseconds != 0 {
         let seconds = (time.seconds + 1).unsigned_abs();
@@ -232,7 +233,7 @@ fn decimal(time: Timestamp) -> String {
     format!("{}.{:09}", time.seconds, time.nanoseconds)
 }
 
-/// The name that an unpacker sees which knows nothing of sparse files.
+/// The name for unpackers that do not know sparse files.
 fn sparse_name(name: &[u8]) -> Vec<u8> {
     let split = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
     let (dir, last) = name.split_at(split);

@@ -1,21 +1,21 @@
-//! Names in an archive of files that have several, kept by their parts.
+//! The archive's names of files with several names, kept by their parts.
 //!
-//! Invariant: memory goes with the parts, each directory once, however deep they are: whole paths would take it by the
-//! square of the depth.
+//! Invariant: memory grows with the number of parts, each directory once. Whole paths would take the square of the
+//! depth.
 
 use std::collections::HashMap;
 
 /// The first name of each file, by inode number.
 #[derive(Default)]
 pub struct FirstNames {
-    /// Each directory that one of the names goes through: the one above, and its own name.
+    /// Each directory on one of the paths: its parent, and its own name.
     dirs: Vec<(usize, Box<[u8]>)>,
-    /// The directories of the way to where the archive is, as far as they are known.
+    /// The directories above the present place in the archive, as far as they are known.
     way: Vec<(Box<[u8]>, usize)>,
     files: HashMap<u64, (usize, Box<[u8]>)>,
 }
 
-/// What is above the first directory.
+/// The parent of the first directory.
 const ROOT: usize = usize::MAX;
 
 impl FirstNames {
@@ -67,7 +67,7 @@ mod tests {
             assert_eq!(names.get(ino).as_deref(), Some(path.as_bytes()));
         }
         assert_eq!(names.get(99), None);
-        // As many as there are, but for a directory that is left and come back to.
+        // One for each directory, except for one that is left and entered again.
         assert!(names.dirs.len() <= 7, "{:?}", names.dirs);
     }
 }

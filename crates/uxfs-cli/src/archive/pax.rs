@@ -2,7 +2,7 @@
 
 use uxfs::Timestamp;
 
-/// Bytes that the records of one entry may have.
+/// Limit for the records of one entry.
 pub const MAX_BYTES: usize = 16 << 20;
 
 /// Records of one entry.
@@ -28,7 +28,7 @@ impl Records {
         self.bytes.push(b'\n');
     }
 
-    /// Adds an attribute, unless there would be too many bytes: whether it is in.
+    /// Adds an attribute, and gives whether there was room for it.
     pub fn add_xattr(&mut self, name: &[u8], value: &[u8]) -> bool {
         let key = xattr_key(name);
         if self.bytes.len() + key.len() + value.len() > MAX_BYTES {
@@ -81,7 +81,7 @@ fn next_record<'a>(bytes: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
     Some((record.get(..equals)?, record.get(equals + 1..)?))
 }
 
-/// A moment from its decimal number.
+/// A time from its decimal number.
 pub fn moment(value: &[u8]) -> Option<Timestamp> {
     let text = std::str::from_utf8(value).ok()?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -92,7 +92,7 @@ pub fn moment(value: &[u8]) -> Option<Timestamp> {
     }
     let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();
     let nanoseconds: u32 = digits.parse().ok()?;
-    // Before 1970 a decimal counts away from zero; a moment counts its nanoseconds forward.
+    // Before 1970 a decimal counts away from zero, but nanoseconds count forward.
     Some(match (negative, nanoseconds) {
         (true, 1..) => {
             Timestamp { seconds: seconds.checked_sub(1)?, nanoseconds: 1_000_000_000 - nanoseconds }
@@ -101,7 +101,7 @@ pub fn moment(value: &[u8]) -> Option<Timestamp> {
     })
 }
 
-/// The name of an attribute from its key: the way back from [`xattr_key`].
+/// The name of an attribute from its key: the reverse of [`xattr_key`].
 pub fn xattr_name(key: &[u8]) -> Vec<u8> {
     let mut name = Vec::with_capacity(key.len());
     let mut rest = key;
@@ -117,7 +117,7 @@ pub fn xattr_name(key: &[u8]) -> Vec<u8> {
     name
 }
 
-/// An access control list in the form of Linux, from its text; `None` if it names owners that have no number there.
+/// An access control list in the form of Linux, from its text; `None` if it names users without a number.
 pub fn acl_of_text(text: &[u8]) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(text).ok()?;
     let mut entries = Vec::new();

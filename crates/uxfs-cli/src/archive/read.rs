@@ -1,7 +1,8 @@
 //! Reading an archive: POSIX (PAX), GNU, or the plain old one.
 //!
 //! Invariants: nothing is taken from a header whose checksum is wrong; what an archive claims costs no more
-//! memory than the limits of [`extra`](super::extra) and [`MAX_RUNS`]; an entry's content is read to its end before the next header, whoever used it or not.
+//! memory than the limits of [`extra`](super::extra) and [`MAX_RUNS`]; an entry's content is read to its end before the
+//! next header, whether it was used or not.
 
 use super::extra::{Extra, Global};
 use crate::exit::{Exit, Failure, Result};
@@ -11,14 +12,14 @@ use tar::{EntryType, Header};
 use uxfs::{Special, Timestamp};
 
 const BLOCK: u64 = 512;
-/// The name of an archive, which is no file.
+/// The archive's label, which is no file.
 const VOLUME_LABEL: u8 = b'V';
-/// A directory of an incremental archive; what was in it is its content.
+/// A directory of an incremental archive. Its content lists its former entries.
 const LISTED_DIRECTORY: u8 = b'D';
 /// Runs that a sparse file may have.
 pub const MAX_RUNS: usize = 1 << 20;
 
-/// What an entry stands for.
+/// The type of an entry.
 #[derive(Debug, PartialEq, Eq)]
 pub enum What {
     /// A regular file.
@@ -31,7 +32,7 @@ pub enum What {
     HardLink(Vec<u8>),
     /// A device or pipe.
     Special(Special),
-    /// Something that no volume can hold, by the letter of its type.
+    /// Something that no volume can hold, with the letter of its type.
     Other(char),
 }
 
@@ -40,7 +41,7 @@ pub enum What {
 pub struct Entry {
     /// Its name as the archive has it.
     pub name: Vec<u8>,
-    /// What it stands for.
+    /// Its type.
     pub what: What,
     /// Permissions.
     pub permissions: u16,
@@ -58,21 +59,21 @@ pub struct Entry {
     pub lost_xattrs: u64,
     /// Size of the file.
     pub size: u64,
-    /// Where its data are: runs of offset and length. The content is these, one behind the other.
+    /// Where its data are: runs of offset and length. The content is these, one after the other.
     pub runs: Vec<(u64, u64)>,
 }
 
 /// An archive that is being read.
 pub struct Reader<R: Read> {
     input: R,
-    /// Bytes of the current entry's content that were not read, and of the padding behind it.
+    /// Unread bytes of the current entry's content, and of the padding after it.
     left: u64,
     padding: u64,
-    /// What is said of all entries that follow.
+    /// What applies to all entries that follow.
     global: Global,
-    /// The first header, or the end, where that was looked at already.
+    /// The first header, or the end, if it was read already.
     first: Option<Option<Header>>,
-    /// Whether anything has come.
+    /// Whether anything was read.
     begun: bool,
 }
 
@@ -96,7 +97,7 @@ impl<R: Read> Reader<R> {
             let Some(header) = self.header()? else { return Ok(None) };
             let kind = header.entry_type();
             if kind.as_byte() == VOLUME_LABEL {
-                // It has no size, in a field that is empty.
+                // It has an empty size field.
                 continue;
             }
             let size = header.entry_size().map_err(|error| bad(error.to_string()))?;
@@ -155,7 +156,7 @@ impl<R: Read> Reader<R> {
         while done < block.len() {
             match self.input.read(&mut block[done..]) {
                 Ok(0) if done == 0 && self.begun => return Ok(None),
-                // Who should have written it has failed, most likely.
+                // The program that should have written it has probably failed.
                 Ok(0) if done == 0 => {
                     return Err(Failure::new(Exit::Unsupported, "this is not a tar archive: it is empty"));
                 }
@@ -186,7 +187,7 @@ impl<R: Read> Reader<R> {
         Ok(Some(header))
     }
 
-    /// All of an extended header, which is not too long.
+    /// The whole of an extended header, within the limit.
     fn text(&mut self, size: u64) -> Result<Vec<u8>> {
         self.begin(size);
         let mut text = vec![0; size as usize];
@@ -235,7 +236,7 @@ impl<R: Read> Reader<R> {
                 device().map(|(major, minor)| What::Special(Special::BlockDevice(major, minor)))?
             }
             EntryType::Fifo => What::Special(Special::Fifo),
-            // Very old archives say by a slash that it is a directory.
+            // Very old archives mark directories by a slash.
             EntryType::Regular
                 if header.as_ustar().is_none() && header.as_gnu().is_none() && name.ends_with(b"/") =>
             {
@@ -276,7 +277,7 @@ impl<R: Read> Reader<R> {
         Ok(entry)
     }
 
-    /// Size and runs of data of a file, whose map may be in its records or in front of its data.
+    /// Size and data runs of a file. Their map may be in its records or before its data.
     fn layout(&mut self, size: u64, extra: &mut Extra) -> Result<(u64, Vec<(u64, u64)>)> {
         let whole = if size > 0 { vec![(0, size)] } else { Vec::new() };
         let real = extra.number(&self.global, "GNU.sparse.realsize")?;
@@ -286,7 +287,7 @@ impl<R: Read> Reader<R> {
             (Some(b"1"), _, Some(real)) => Ok((real, self.map_in_front()?)),
             // Format 0.1.
             (None | Some(b"0"), Some(map), Some(real)) => Ok((real, runs_of(map)?)),
-            // Format 0.0: what had been said before.
+            // Format 0.0: from earlier records.
             (None | Some(b"0"), None, Some(real)) => Ok((real, std::mem::take(&mut extra.runs))),
             (_, _, Some(_)) => Err(bad("a sparse file of a format that is not known")),
             _ => Ok((size, whole)),
@@ -305,7 +306,7 @@ impl<R: Read> Reader<R> {
             for &byte in &block {
                 if byte != b'\n' {
                     digits.push(byte);
-                    // What is behind the last line fills up the block.
+                    // The rest of the block is padding.
                     if digits.len() > BLOCK as usize {
                         return Err(wrong());
                     }
@@ -327,7 +328,7 @@ impl<R: Read> Reader<R> {
         Ok(numbers.chunks_exact(2).map(|run| (run[0], run[1])).collect())
     }
 
-    /// GNU's old format: four runs in the header, and blocks with more behind it.
+    /// GNU's old format: four runs in the header, and more in blocks after it.
     fn old_sparse(&mut self, header: &Header) -> Result<(u64, Vec<(u64, u64)>)> {
         let wrong = |error: std::io::Error| bad(error.to_string());
         let header = header.as_gnu().ok_or_else(|| bad("a sparse file in a header that is not GNU's"))?;
@@ -369,7 +370,7 @@ fn runs_of(map: &[u8]) -> Result<Vec<(u64, u64)>> {
     Ok(runs)
 }
 
-/// Runs rise, lie within the file, and are what its content has.
+/// Runs must ascend, lie within the file, and match the size of its content.
 fn check_runs(runs: &[(u64, u64)], size: u64, content: u64) -> Result<()> {
     let (mut at, mut sum) = (0_u64, 0_u64);
     for &(offset, len) in runs {

@@ -12,14 +12,14 @@ use uxfs::{ErrorKind, FileType};
 #[derive(clap::Args, Debug)]
 #[command(after_help = TIME_HELP)]
 pub struct Args {
-    /// Flags, as +i, -a or =dA: a append-only, A no time of reading, d not in backups, i immutable, P what is made in
-    /// this directory has its project, S written synchronously; no others, as XFS keeps no others
+    /// Flags, as +i, -a or =dA: a append-only, A no access time, d no dump, i immutable, P inherit the directory's
+    /// project, S synchronous; XFS keeps no others
     #[arg(value_name = "FLAGS", allow_hyphen_values = true)]
     flags: FlagChange,
     /// Files of any type but symbolic links, which have no flags
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
     locations: Vec<Location>,
-    /// Directories with all that is in them
+    /// Directories recursively
     #[arg(short = 'R', long)]
     recursive: bool,
 }

@@ -19,8 +19,9 @@ pub struct Args {
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let image = &args.image.image;
     location::check(image)?;
-    let report =
-        uxfs::check(image, &args.image.options(global)?).map_err(|error| args.image.failure(&error))?;
+    let options = args.image.options(global)?;
+    location::warn_of_writer(&args.image);
+    let report = uxfs::check(image, &options).map_err(|error| args.image.failure(&error))?;
     let mut out = Output::new(global);
     if out.is_json() {
         for finding in &report.findings {
@@ -88,10 +89,12 @@ fn text(report: &CheckReport, out: &mut Output) -> Result<()> {
         out.text(format_args!("… and {left_out} findings more\n"))?;
     }
     if report.stopped {
-        out.text("there is no end of findings: the rest was not checked\n")?;
+        out.text("too many findings: the rest was not checked\n")?;
     }
     if let Some(recovery) = &report.recovery {
-        out.text("the log is dirty: it was replayed in memory, and the volume checked as it is then\n")?;
+        out.text(
+            "the log is dirty: it was replayed in memory, and the volume was checked as it is after that\n",
+        )?;
         if !recovery.unfinished.is_empty() {
             let names = recovery.unfinished.join(", ");
             out.text(format_args!(
@@ -99,7 +102,7 @@ fn text(report: &CheckReport, out: &mut Output) -> Result<()> {
             ))?;
         }
     } else if !report.log_clean {
-        out.text("the log is dirty: what is in it was left out, and may be all that is missing\n")?;
+        out.text("the log is dirty and was ignored; the findings may come from that alone\n")?;
     }
     let unfinished = report.recovery.as_ref().is_some_and(|recovery| !recovery.unfinished.is_empty());
     if !report.owners_known && !unfinished {

@@ -7,7 +7,7 @@ use crate::location::{Location, parser};
 use crate::mode::{ModeChange, Owner, umask};
 use crate::options::{Global, TIME_HELP};
 use crate::problems::Problems;
-use crate::walk::{Order, Step, Walk};
+use crate::walk::{EntryOrder, Step, Walk};
 use uxfs::{Changes, Node, Volume};
 
 /// Arguments of `chmod`.
@@ -20,7 +20,7 @@ pub struct Args {
     /// Files of any type; symbolic links are followed
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
     locations: Vec<Location>,
-    /// Directories with all that is in them
+    /// Directories recursively
     #[arg(short = 'R', long)]
     recursive: bool,
 }
@@ -35,10 +35,10 @@ pub struct OwnerArgs {
     /// Files of any type; symbolic links are followed, but with -R they are changed themselves
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
     locations: Vec<Location>,
-    /// Directories with all that is in them
+    /// Directories recursively
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Change symbolic links, not what they lead to
+    /// Change symbolic links, not their targets
     #[arg(short = 'h', short_alias = 'H', long)]
     no_dereference: bool,
     /// Print help
@@ -53,7 +53,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         each(volume, location, problems, args.recursive, true, |node| {
             let of = node.metadata()?;
             if of.is_symlink() {
-                // Permissions of a link mean nothing, and no system changes them.
+                // Permissions of a link have no meaning, and no system changes them.
                 return Ok(());
             }
             let permissions = args.mode.apply(of.permissions(), of.is_dir(), umask);
@@ -68,7 +68,7 @@ pub fn run_owner(args: &OwnerArgs, global: &Global) -> Result<Exit> {
         let follow = !args.no_dereference && !args.recursive;
         each(volume, location, problems, args.recursive, follow, |node| {
             let of = node.metadata()?;
-            // A program that runs as its owner must not come to run as another one.
+            // A set-user-id program must not run as another user after the change.
             let ids = if of.permissions() & 0o010 != 0 { 0o6000 } else { 0o4000 };
             let cleared = of.permissions() & !ids;
             if !of.is_dir() {
@@ -84,7 +84,7 @@ pub fn run_owner(args: &OwnerArgs, global: &Global) -> Result<Exit> {
     })
 }
 
-/// Does something to what a location names, and to all below it.
+/// Does something to a location, and to everything below it.
 pub(super) fn each(
     volume: &Volume,
     location: &Location,
@@ -99,7 +99,7 @@ pub(super) fn each(
     if !recursive || !node.file_type().is_dir() {
         return change(&node).map_err(|error| edit::failure(location, &error));
     }
-    let mut walk = Walk::new(volume, node, path, Order::Stored);
+    let mut walk = Walk::new(volume, node, path, EntryOrder::Stored).with_inodes();
     while let Some(step) = walk.next() {
         interrupt::check()?;
         let done = match step {

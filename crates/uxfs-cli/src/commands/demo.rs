@@ -14,11 +14,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 use uxfs::{AlignedBuf, MkfsOptions, NewNode, OpenOptions, Special, Volume};
-use uxfs_bench::{Config, FILE_NAME, Locking, Measurement, PAGE, Place, Workload};
+use uxfs_bench::{Config, FILE_NAME, Locking, Measurement, PAGE, VolumePlace, Workload};
 
 /// Bytes of the file that is overwritten.
 const FILE_BYTES: u64 = 256 << 20;
-/// Room that the volumes need.
+/// Space for the volumes.
 const ROOM_BYTES: u64 = 1 << 30;
 const THREADS: &[usize] = &[1, 2, 4, 8, 16];
 
@@ -62,7 +62,7 @@ fn line(text: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{text}")?)
 }
 
-/// A directory that is gone afterwards: in memory where there is room.
+/// A temporary directory: in memory if there is room.
 fn scratch() -> Result<TempDir> {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |of| of.f_bavail.saturating_mul(of.f_frsize));
@@ -97,7 +97,7 @@ fn fill(volume: &Volume) -> uxfs::Result<()> {
     Ok(())
 }
 
-/// What the letter in the volume says.
+/// The text of the letter in the volume.
 const LETTER: &str = "\
 Dear reader,
 
@@ -129,12 +129,12 @@ fn show(image: &Path, global: &Global) -> Result<()> {
     Err(Failure::new(Exit::Damaged, "demo: the letter is not what was put into the volume"))
 }
 
-/// Runs the overwrite table on a volume in memory, which is left in the file `after`.
+/// Runs the overwrite table on a volume in memory, and saves it in the file `after`.
 fn measure(after: &Path) -> Result<Vec<Measurement>> {
     let config = Config {
         threads: THREADS.to_vec(),
         locking: vec![Locking::Exclusive, Locking::Range],
-        place: Place::Memory,
+        place: VolumePlace::Memory,
         size: FILE_BYTES,
         pages: FILE_BYTES / PAGE as u64,
         rounds: 3,
@@ -151,8 +151,8 @@ fn measure(after: &Path) -> Result<Vec<Measurement>> {
     Ok(measured)
 }
 
-/// Reads the file from the saved volume. The run has checked which words it holds; here each page must be one
-/// word all over, so that no write was torn, and none may be left as it was at first. Gives the number of pages.
+/// Reads the file from the saved volume. The run has checked which words it holds. Here each page must consist
+/// of one word, so that no write was torn, and no page may have its first content. Gives the number of pages.
 fn check_content(image: &Path) -> Result<u64> {
     let failure = |error| Failure::of_image(image, &error);
     let volume = Volume::open(image, &OpenOptions::new()).map_err(failure)?;
@@ -176,7 +176,7 @@ fn check_content(image: &Path) -> Result<u64> {
     Ok(offset / PAGE as u64)
 }
 
-/// What xfs_repair says where it finds no damage.
+/// The output of xfs_repair without damage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Judge {
     Content,
@@ -184,7 +184,7 @@ enum Judge {
     TooOld,
 }
 
-/// Asks xfs_repair, if it is there. What it finds is a failure.
+/// Runs xfs_repair, if it is installed. Damage is a failure.
 fn repair(image: &Path) -> Result<Option<Judge>> {
     let output = Command::new("xfs_repair").arg("-n").arg(image).stdin(Stdio::null()).output();
     match output {
@@ -202,7 +202,7 @@ fn repair(image: &Path) -> Result<Option<Judge>> {
     }
 }
 
-/// What was seen, in one paragraph.
+/// A summary in one paragraph.
 fn summary(measured: &[Measurement], pages: u64, repaired: bool) -> String {
     let ops = |op: &str, locking: Locking, threads: usize| {
         let name = locking.to_string();

@@ -5,7 +5,7 @@ use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output, human_size, put_name};
 use crate::problems::{Problems, for_each};
-use crate::walk::{InodeSet, Order, Step, Walk};
+use crate::walk::{EntryOrder, InodeSet, Step, Walk};
 use uxfs::{Metadata, Volume};
 
 /// Arguments of `du`.
@@ -18,13 +18,13 @@ pub struct Args {
     /// Only the sum for each argument
     #[arg(short, long)]
     summarize: bool,
-    /// Sizes for people; otherwise they are in KiB
+    /// Human-readable sizes (default: KiB)
     #[arg(short, long)]
     human_readable: bool,
-    /// Files too, not only directories
+    /// Count files too, not only directories
     #[arg(short, long, conflicts_with = "summarize")]
     all: bool,
-    /// Count bytes of content, not space that is allocated
+    /// Count bytes of content, not allocated space
     #[arg(long)]
     apparent_size: bool,
     /// Print help
@@ -52,7 +52,7 @@ fn count(
     problems: &mut Problems,
 ) -> Result<()> {
     let start = volume.lookup_nofollow(&location.path).map_err(|error| location.failure(&error))?;
-    let mut walk = Walk::new(volume, start, &location.path, Order::Stored);
+    let mut walk = Walk::new(volume, start, &location.path, EntryOrder::Stored).with_inodes();
     let mut seen = InodeSet::default();
     // Bytes of each directory on the way down.
     let mut sums: Vec<u64> = Vec::new();
@@ -74,7 +74,7 @@ fn count(
                     print(args, walk.path(), sum, out)?;
                 }
             }
-            Step::Leaf(leaf) => match leaf.node(volume).and_then(|node| node.metadata()) {
+            Step::Leaf(leaf) => match leaf.metadata(volume) {
                 Err(error) => problems.at(&location.image, walk.path(), &error),
                 Ok(of) if of.nlink > 1 && !seen.insert(of.ino) => {}
                 Ok(of) => {

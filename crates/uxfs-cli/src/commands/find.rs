@@ -1,7 +1,7 @@
 //! `uxfs find`: files that all the given tests hold for.
 //!
-//! Tests are written as `find` writes them (`-name`) or with two dashes. What a directory entry says is tried
-//! first, so that an inode is read only where a test needs it.
+//! Tests are written as `find` writes them (`-name`) or with two dashes. Tests on the directory entry come
+//! first, so an inode is read only if a test needs it.
 
 use crate::exit::{Exit, Result};
 use crate::glob;
@@ -9,7 +9,7 @@ use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output, put_metadata, put_name, type_word};
 use crate::problems::{Problems, for_each};
-use crate::walk::{Order, Step, Walk};
+use crate::walk::{EntryOrder, Step, Walk};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
@@ -30,7 +30,7 @@ pub struct Args {
     /// The name matches this pattern
     #[arg(long, value_name = "GLOB")]
     name: Option<OsString>,
-    /// The name matches this pattern, whether letters (of ASCII) are large or small
+    /// The name matches this pattern, ignoring the case of ASCII letters
     #[arg(long, value_name = "GLOB")]
     iname: Option<OsString>,
     /// The whole path in the image matches this pattern
@@ -61,13 +61,13 @@ pub struct Args {
     /// Changed later than the file at this path in the same image
     #[arg(long, value_name = "PATH")]
     newer: Option<OsString>,
-    /// An empty regular file, or a directory with nothing in it
+    /// An empty regular file or directory
     #[arg(long)]
     empty: bool,
     /// Levels to go down at most
     #[arg(long, value_name = "N")]
     maxdepth: Option<usize>,
-    /// Levels to go down before a test is made
+    /// Levels to go down before the first test
     #[arg(long, value_name = "N", default_value_t = 0)]
     mindepth: usize,
     /// End each path with a NUL byte, not a newline
@@ -75,7 +75,7 @@ pub struct Args {
     print0: bool,
 }
 
-/// Prints what is found under each location.
+/// Prints the matches under each location.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let mut images = Images::new(global);
     let mut out = Output::new(global);
@@ -98,7 +98,10 @@ fn find(
     let newer = args.newer.as_ref().map(|path| volume.metadata(path.as_bytes()).map(|of| of.mtime));
     let tests = Tests { args, newer: newer.transpose().map_err(failure)? };
     let start = volume.lookup_nofollow(&location.path).map_err(failure)?;
-    let mut walk = Walk::new(volume, start, &location.path, Order::Stored);
+    let mut walk = Walk::new(volume, start, &location.path, EntryOrder::Stored);
+    if tests.need_inode() || out.is_json() {
+        walk = walk.with_inodes();
+    }
     while let Some(step) = walk.next() {
         let (file_type, node) = match &step {
             Step::Enter(node) => (FileType::Directory, Some(node.clone())),
@@ -161,14 +164,14 @@ fn print(
     out.text("\n")
 }
 
-/// The tests that are asked for.
+/// The requested tests.
 struct Tests<'a> {
     args: &'a Args,
     newer: Option<uxfs::Timestamp>,
 }
 
 impl Tests<'_> {
-    /// Those that a directory entry answers.
+    /// The tests that a directory entry answers.
     fn entry(&self, name: &[u8], path: &[u8], file_type: FileType) -> bool {
         let args = self.args;
         let hit = |pattern: &Option<OsString>, text: &[u8]| {
@@ -181,7 +184,7 @@ impl Tests<'_> {
             && (iname.is_none() || hit(&iname, &name.to_ascii_lowercase()))
     }
 
-    /// Whether there are others.
+    /// Whether there are other tests.
     fn need_inode(&self) -> bool {
         let args = self.args;
         !args.size.is_empty()
@@ -266,7 +269,7 @@ impl FromStr for Count {
     }
 }
 
-/// A count of units, into which sizes are rounded up.
+/// A count of units; sizes are rounded up.
 #[derive(Clone, Copy, Debug)]
 struct SizeTest {
     count: Count,

@@ -14,8 +14,8 @@ pub struct Args {
     /// The image file or block device; it must not be mounted
     #[arg(value_name = "IMAGE", value_parser = image_parser())]
     image: Location,
-    /// Size of the volume then, with a suffix: K, M, G, T, s; an image file that is shorter becomes longer (all of the
-    /// file, device or partition if it is not said)
+    /// New size of the volume, with a suffix: K, M, G, T, s; an image file that is too short is extended (default: all
+    /// of the file, device or partition)
     #[arg(value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
 }

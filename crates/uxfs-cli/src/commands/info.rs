@@ -7,7 +7,7 @@ use crate::output::{Object, Output, human_size, put_name};
 use serde_json::{Value, json};
 use uxfs::{Error, FeatureSupport, Kernels, Quota, Volume, VolumeInfo};
 
-/// Of counts that are marked as right.
+/// For counts that are marked as right.
 const COUNTED: &str = "once it has written, the next kernel counts anew";
 
 /// Arguments of `info`.
@@ -18,7 +18,7 @@ pub struct Args {
     image: Location,
 }
 
-/// Prints what the volume says of itself.
+/// Prints the information about a volume.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let volume = Images::new(global).volume(&args.image)?;
     let shown = Shown::of(&volume).map_err(|error| args.image.failure(&error))?;
@@ -28,15 +28,15 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// What is shown of a volume.
+/// The information that is shown.
 pub struct Shown {
     info: VolumeInfo,
-    /// Free blocks that no file gets. `None`: a group does not say how many those are, as it is damaged.
+    /// Free blocks that files cannot use. `None`: unknown, as a group is damaged.
     kept: Option<u64>,
 }
 
 impl Shown {
-    /// What a volume says of itself.
+    /// Information about a volume.
     pub fn of(volume: &Volume) -> std::result::Result<Self, Error> {
         Ok(Self { info: volume.info()?, kept: volume.kept_back_blocks().ok() })
     }
@@ -80,7 +80,7 @@ fn object(Shown { info, kept }: &Shown) -> Object {
     object
 }
 
-/// What is done with volumes that have a feature.
+/// The support for a feature.
 fn row(feature: &FeatureSupport) -> Value {
     let FeatureSupport { name, read, written, checked, made, .. } = feature;
     json!({ "name": name, "read": read, "written": written, "checked": checked, "made": made })
@@ -99,7 +99,7 @@ fn quota(of: &Quota) -> Value {
     json!({ "kinds": of.kinds, "counted": of.counted, "limits_enforced": false })
 }
 
-/// The first kernel that does something, or that none does, and for the sake of what.
+/// The first kernel that mounts it, or that none does, and which feature decides.
 fn since(kernel: Option<&String>, because: &[String]) -> String {
     let because = if because.is_empty() { String::new() } else { format!(" ({})", because.join(", ")) };
     match kernel {
@@ -108,7 +108,7 @@ fn since(kernel: Option<&String>, because: &[String]) -> String {
     }
 }
 
-/// Of features that this version does not do everything with: what it does not.
+/// For features without full support: what is missing.
 fn missing(feature: &FeatureSupport) -> Option<String> {
     let FeatureSupport { read, written, checked, made, .. } = *feature;
     let not = [(read, "read"), (written, "written"), (checked, "checked"), (made, "made by mkfs")];

@@ -1,4 +1,4 @@
-//! `uxfs label`: shows a volume's label, or gives it another one.
+//! `uxfs label`: shows or sets a volume's label.
 
 use crate::edit;
 use crate::exit::{Exit, Result};
@@ -14,7 +14,7 @@ pub struct Args {
     /// The image file or block device
     #[arg(value_name = "IMAGE", value_parser = image_parser())]
     image: Location,
-    /// The new label, of 12 bytes at most; an empty one takes the label away
+    /// The new label, of 12 bytes at most; an empty one removes it
     #[arg(value_name = "LABEL")]
     label: Option<OsString>,
 }

@@ -22,10 +22,10 @@ pub struct Args {
     /// Make a symbolic link
     #[arg(short, long)]
     symbolic: bool,
-    /// Take the place of what has the new name, unless it is a directory; where the link cannot be made, that stays
+    /// Replace what has the new name, unless it is a directory; if the link cannot be made, the old file stays
     #[arg(short, long)]
     force: bool,
-    /// Whose a symbolic link is, in numbers
+    /// Owner of a symbolic link, as numbers
     #[arg(long, value_name = "UID[:GID]", default_value = "0:0")]
     owner: Owner,
 }
@@ -81,13 +81,14 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     })
 }
 
-/// Whether a name in a directory is that of the target itself, and not another one of the same file.
+/// Whether a name is the target itself, and not another name of the same file.
 fn is_itself(volume: &Volume, target: &Location, dir: &Dir, name: &[u8]) -> Result<bool> {
     let (parent, target_name) = edit::parent(volume, target)?;
     Ok(parent.node().ino() == dir.node().ino() && target_name == name)
 }
 
-/// The directory and the name of the new link. In a directory it is called as its target is.
+/// The directory and the name of the new link. If only a directory is given, it is the target's
+/// name.
 fn place(volume: &Volume, link: &Location, target: &[u8]) -> Result<(Dir, Vec<u8>)> {
     if let Some(dir) = edit::directory(volume, link)? {
         let name = edit::split(target).map(|(_, name)| name.to_vec());

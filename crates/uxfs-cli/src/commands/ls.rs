@@ -1,14 +1,14 @@
-//! `uxfs ls`: what is in a directory.
+//! `uxfs ls`: lists directories.
 //!
-//! Sorted by name, which needs the names of one directory in memory; `-U` needs none.
+//! Sorted by name, which takes memory for the names of one directory; `-U` takes none.
 
 use crate::exit::{Exit, Result};
 use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output, human_size, mode_text, put_metadata, put_name, short_time, type_word};
 use crate::problems::{Problems, for_each};
-use crate::walk::{Order, Step, Walk};
-use uxfs::{Dir, DirEntry, FileType, Metadata, Node, Volume};
+use crate::walk::{EntryOrder, Step, Walk};
+use uxfs::{Dir, DirEntry, Entries, FileType, Metadata, Node, Volume};
 
 /// Arguments of `ls`.
 #[derive(clap::Args, Debug)]
@@ -29,13 +29,13 @@ pub struct Args {
     /// Go into directories
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// List a directory itself, not what is in it
+    /// List a directory itself, not its content
     #[arg(short, long)]
     directory: bool,
-    /// Sizes for people (with -l)
+    /// Human-readable sizes (with -l)
     #[arg(short, long)]
     human_readable: bool,
-    /// In the order of the directory, with no need to read it whole first
+    /// List in directory order, without sorting
     #[arg(short = 'U', long)]
     unsorted: bool,
     /// Print help
@@ -58,14 +58,14 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     Ok(exit)
 }
 
-/// A listing under way.
+/// A listing in progress.
 struct List<'a> {
     args: &'a Args,
     location: &'a Location,
     volume: &'a Volume,
     out: &'a mut Output,
     problems: &'a mut Problems,
-    /// Whether a directory's name stands above what is in it.
+    /// Whether a directory's name is printed before its entries.
     headed: bool,
     first: bool,
 }
@@ -81,7 +81,7 @@ impl List<'_> {
             let dir = node.as_dir().map_err(|error| self.location.failure(&error))?;
             return self.directory(path, &dir);
         }
-        let order = if self.args.unsorted { Order::Stored } else { Order::Sorted };
+        let order = if self.args.unsorted { EntryOrder::Stored } else { EntryOrder::Sorted };
         let mut walk = Walk::new(self.volume, node, path, order);
         while let Some(step) = walk.next() {
             match step {
@@ -98,7 +98,7 @@ impl List<'_> {
         Ok(())
     }
 
-    /// With `-l` or `-d` a link is shown itself, as `ls` does.
+    /// With `-l` or `-d` a link itself is shown, as by `ls`.
     fn node_at_path(&self) -> uxfs::Result<Node> {
         if self.args.long || self.args.directory {
             self.volume.lookup_nofollow(&self.location.path)
@@ -119,7 +119,7 @@ impl List<'_> {
             return self.stream(path, dir);
         }
         let mut entries: Vec<DirEntry> = Vec::new();
-        for entry in dir.entries() {
+        for entry in self.entries(dir) {
             match entry {
                 Ok(entry) if self.is_hidden(&entry.name) => {}
                 Ok(entry) => entries.push(entry),
@@ -130,8 +130,13 @@ impl List<'_> {
         entries.iter().try_for_each(|entry| self.entry(path, entry))
     }
 
+    fn entries(&self, dir: &Dir) -> Entries {
+        let wants_inodes = self.args.long || self.out.is_json();
+        if wants_inodes { dir.entries().with_inodes() } else { dir.entries() }
+    }
+
     fn stream(&mut self, path: &[u8], dir: &Dir) -> Result<()> {
-        for entry in dir.entries() {
+        for entry in self.entries(dir) {
             match entry {
                 Ok(entry) if self.is_hidden(&entry.name) => {}
                 Ok(entry) => self.entry(path, &entry)?,
@@ -156,7 +161,7 @@ impl List<'_> {
         }
     }
 
-    /// One file: as `name`, with what `node` says where it is asked for.
+    /// Lists one file: as `name`, with metadata of `node` if requested.
     fn line(
         &mut self,
         name: &[u8],

@@ -14,13 +14,13 @@ pub struct Args {
     /// Directories to make
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
     locations: Vec<Location>,
-    /// Make the directories above, too; one that is there is no failure
+    /// Make missing parent directories, too; an existing directory is no failure
     #[arg(short, long)]
     parents: bool,
-    /// Permissions, octal or as u=rwx,go=rx (as the umask leaves them if it is not said)
+    /// Permissions, octal or as u=rwx,go=rx (default: by the umask)
     #[arg(short, long, value_name = "MODE")]
     mode: Option<ModeChange>,
-    /// Whose they are, in numbers
+    /// Owner of the directories, as numbers
     #[arg(long, value_name = "UID[:GID]", default_value = "0:0")]
     owner: Owner,
 }
@@ -41,7 +41,7 @@ fn one(args: &Args, volume: &Volume, location: &Location, umask: u16) -> Result<
     make(args, &dir, name, true, umask).map(|_| ()).map_err(|error| edit::failure(location, &error))
 }
 
-/// Makes what of a path is missing.
+/// Makes the missing directories of a path.
 fn parents(args: &Args, volume: &Volume, location: &Location, umask: u16) -> Result<()> {
     let failure = |error| edit::failure(location, &error);
     let path = &location.path;
@@ -66,10 +66,9 @@ fn parents(args: &Args, volume: &Volume, location: &Location, umask: u16) -> Res
     Ok(())
 }
 
-/// Makes one. Those above the one that was asked for can be entered and filled by their owner, whatever the umask.
+/// Makes one directory. Its owner can always enter and fill the ones above, whatever the umask.
 fn make(args: &Args, dir: &Dir, name: &[u8], last: bool, umask: u16) -> uxfs::Result<Node> {
-    // A mode that was given is that; otherwise what the directory hands down has its say, and the umask has one where
-    // it hands down nothing.
+    // A given mode is final. Otherwise the directory's default access control list decides, or else the umask.
     let (permissions, umask) = match &args.mode {
         Some(mode) if last => (mode.apply(0o777, true, umask), 0),
         _ if last => (0o777, umask),

@@ -1,7 +1,6 @@
 //! `uxfs mkfs`: makes a volume in a file or on a block device.
 //!
-//! Options are those of `mkfs.xfs`, letter by letter, as far as they are handled; one that is not is refused by
-//! name, and never ignored.
+//! Options are those of `mkfs.xfs`, letter by letter. Unsupported ones are refused by name, never ignored.
 
 use super::info::Shown;
 use super::untar::say_lost;
@@ -33,11 +32,12 @@ use uxfs::{FeatureSupport, MkfsFeatures, MkfsOptions, Node, Timestamp, Volume};
 /// Arguments of `mkfs`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The image file, which is made if it is not there, or the block device; IMAGE@2 is its second partition
+    /// The image file, which is created if it does not exist, or the block device; IMAGE@2 is its second
+    /// partition
     #[arg(value_name = "IMAGE", value_parser = image_parser())]
     image: Location,
-    /// Size of the volume, with a suffix: K, M, G, T, s (all of the file or device if it is not said; with --offset, all
-    /// of the partition that begins there)
+    /// Size of the volume, with a suffix: K, M, G, T, s (default: all of the file or device; with --offset, all of the
+    /// partition that begins there)
     #[arg(value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
     /// The label, up to 12 bytes
@@ -61,13 +61,13 @@ pub struct Args {
     /// Directories: size=N bytes a block, parent=0|1
     #[arg(short, value_name = "size=N,…", value_delimiter = ',')]
     naming: Vec<String>,
-    /// Metadata: uuid=… (all of a place that is not new is read then, and zeroed), finobt=0|1, inobtcount=0|1,
-    /// reflink=0|1, bigtime=0|1, rmapbt=0|1
+    /// Metadata: uuid=… (then all old content is read, and zeroed), finobt=0|1, inobtcount=0|1, reflink=0|1,
+    /// bigtime=0|1, rmapbt=0|1
     #[arg(short, value_name = "KEY=VALUE,…", value_delimiter = ',')]
     metadata: Vec<String>,
-    /// Only features that this kernel and later ones write: those that mkfs.xfs had on when it came out (without it, the
-    /// set of 6.18, which kernels from 6.10 on write). Others may be switched on or off beside it, but for those that it
-    /// does not know
+    /// Only features that this kernel and later ones write: those that mkfs.xfs had on when it came out (default: the
+    /// set of 6.18, which kernels from 6.10 on write). Other features can be switched on or off as well, except those
+    /// that it does not know
     #[arg(long, value_name = "KERNEL", value_parser = PossibleValuesParser::new(MkfsFeatures::KERNELS))]
     compat: Option<String>,
     /// Overwrite what is there
@@ -79,15 +79,15 @@ pub struct Args {
     /// Make volumes below 300M, of one group, or with a log below 64M, which mkfs.xfs calls unsupported
     #[arg(long)]
     small: bool,
-    /// When the root directory is made, in seconds since 1970 or as 2026-01-31T12:00:00Z; with uuid=…, the same
-    /// options give the same bytes (the environment's SOURCE_DATE_EPOCH is used where this is not given)
+    /// Time of making, in seconds since 1970 or as 2026-01-31T12:00:00Z; with uuid=…, the same options give the
+    /// same bytes (default: SOURCE_DATE_EPOCH of the environment)
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     time: Option<Timestamp>,
-    /// Fill the volume with what is in a directory, or in a tar archive; with --time, only times of content are kept. Or
-    /// with what is in another image, of which all is kept: times, attributes, flags, projects, space set aside
+    /// Fill the volume from a directory or a tar archive; with --time, only times of content are kept. Or from another
+    /// image, of which everything is kept: times, attributes, flags, projects, preallocated space
     #[arg(long, value_name = "DIR|TAR|IMAGE:/PATH")]
     from: Option<PathBuf>,
-    /// Whose all that is filled in is, in numbers (as in the source if it is not said)
+    /// Owner of all files that are filled in, as numbers (default: as in the source)
     #[arg(long, value_name = "UID[:GID]", requires = "from")]
     owner: Option<Owner>,
     #[command(flatten)]
@@ -120,7 +120,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     if !args.quiet {
         let location = &args.image;
         let volume = match Images::new(global).volume(location) {
-            // It is made all the same.
+            // The volume is made nevertheless.
             Err(failure) if failure.is_locked() => return Ok(exit),
             volume => volume?,
         };
@@ -131,14 +131,14 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     Ok(exit)
 }
 
-/// What a volume is filled with.
+/// The source of a volume's files.
 enum Source {
     Dir(PathBuf),
     Archive(Box<Reader<BufReader<Patient<File>>>>),
     Image(Box<Copied>),
 }
 
-/// A directory of another volume, which is copied with all that its inodes say.
+/// A directory of another volume, copied with all metadata of its inodes.
 struct Copied {
     volume: Volume,
     location: Location,
@@ -148,7 +148,8 @@ struct Copied {
 }
 
 impl Source {
-    /// Looks before the volume is made: a wrong name, or what is no archive, is no reason to lose what is there.
+    /// Opens the source before the volume is made: a wrong name, or a file that is no archive, must not destroy
+    /// the old content.
     fn open(path: &Path, args: &Args, global: &Global) -> Result<Self> {
         let location = Location::parse(path.as_os_str());
         if path.symlink_metadata().is_err() && location.image != path && location.image.exists() {
@@ -177,7 +178,7 @@ impl Source {
         Ok(Self::Archive(Box::new(reader)))
     }
 
-    /// How large a new image is made if nobody says it: as large as the volume that is copied.
+    /// The default size of a new image: that of the copied volume.
     fn size(&self, args: &Args, global: &Global) -> Option<u64> {
         let Self::Image(copied) = self else { return None };
         let is_said = args.size.is_some()
@@ -187,7 +188,7 @@ impl Source {
     }
 }
 
-/// Whether a file begins as a volume does. One that cannot be read by offsets is none.
+/// Whether a file begins like a volume. One that cannot be read by offset does not.
 fn is_volume(file: &File) -> bool {
     let mut begins = [0; 4];
     file.read_exact_at(&mut begins, 0).is_ok() && begins == *b"XFSB"
@@ -195,7 +196,7 @@ fn is_volume(file: &File) -> bool {
 
 impl Copied {
     fn open(location: Location, args: &Args, global: &Global) -> Result<Self> {
-        // Where the new volume goes is no matter of the source.
+        // The place of the new volume does not concern the source.
         let of_source = Global { offset: 0, length: None, ..global.clone() };
         let failure = |error: uxfs::Error| location.failure(&error);
         let start = location.place(&of_source)?.map_or(0, |(start, _)| start);
@@ -220,7 +221,7 @@ impl Copied {
     }
 }
 
-/// Whether the new volume would take bytes of the one that is copied.
+/// Whether the new volume would overlap the copied one.
 fn overlaps(source: &Location, start: u64, size: u64, args: &Args, global: &Global) -> Result<bool> {
     let (one, other) = (Identity::of_path(&source.image), Identity::of_path(&args.image.image));
     if one.is_none() || one != other {
@@ -232,7 +233,7 @@ fn overlaps(source: &Location, start: u64, size: u64, args: &Args, global: &Glob
     Ok(start < to.saturating_add(length) && to < start.saturating_add(size))
 }
 
-/// Makes the volume and fills it. Until that is done, nobody has it.
+/// Makes the volume and fills it. It cannot be opened before that is done.
 fn fill(
     args: &Args,
     global: &Global,
@@ -258,7 +259,7 @@ fn fill(
     interrupt::watch();
     let mut filler = Filler::new(rules, &bar);
     let mut problems = Problems::beside(&bar);
-    // Where the time is given, nothing is left to chance.
+    // If the time is given, the result is reproducible.
     let how = global.open_options().repeatable(time).direct(false).durable_at_close(true);
     let made = uxfs::mkfs_filled(&args.image.image, options, &how, |volume| {
         let failure = |error: uxfs::Error| args.image.failure(&error);
@@ -275,18 +276,18 @@ fn fill(
                 FromImage::new(&mut filler, &mut problems, volume, location, false).copy(dir.clone(), target)
             }
         };
-        // It is not the fault of the file that was next.
+        // The file that was next is not to blame.
         filled.map_err(|other| volume.device_failure().map_or(other, failure))
     });
     bar.finish_and_clear();
     let ((), volume) = made.map_err(|error| explain(args, &error))?.map_err(nothing_is_left)?;
-    // What the caches hold goes with the process.
+    // The caches are freed with the process.
     std::mem::forget(volume);
     say_lost(&filler);
     Ok(problems.exit())
 }
 
-/// What is said of an end that was asked for: of a volume that is not whole, nothing is left.
+/// The message after a signal: nothing is left of an incomplete volume.
 fn nothing_is_left(failure: Failure) -> Failure {
     match failure.exit() {
         Exit::Interrupted => Failure::new(Exit::Interrupted, "interrupted; no volume was made"),
@@ -294,7 +295,7 @@ fn nothing_is_left(failure: Failure) -> Failure {
     }
 }
 
-/// Says which option helps.
+/// Adds the option that helps.
 fn explain(args: &Args, error: &uxfs::Error) -> Failure {
     let help = match error.kind() {
         uxfs::ErrorKind::AlreadyExists => " (-f)",
@@ -305,7 +306,7 @@ fn explain(args: &Args, error: &uxfs::Error) -> Failure {
     Failure::new(error.kind().into(), format!("{}: {error}{help}", host_name(&args.image.name())))
 }
 
-/// A value behind `key=`, in whatever the option takes.
+/// A value after `key=`, of the option's type.
 struct Setting<'a> {
     letter: char,
     /// All of it.
@@ -329,7 +330,7 @@ impl Setting<'_> {
         self.wrong("this option is not known, or what it does is not handled")
     }
 
-    /// What no volume that is made here has: it may be switched off.
+    /// Features that volumes made here never have: only =0 is accepted.
     fn not_made(&self) -> Result<()> {
         match FeatureSupport::of_option(self.letter, self.key) {
             Some(feature) if !feature.made && self.value == "0" => Ok(()),
@@ -354,7 +355,7 @@ impl Setting<'_> {
         }
     }
 
-    /// What has one value here, which may be said all the same.
+    /// Options with one possible value here, which is accepted.
     fn only(&self, right: &str) -> Result<()> {
         if self.value == right { Ok(()) } else { Err(self.unknown()) }
     }
@@ -467,7 +468,7 @@ fn features(args: &Args, mut options: MkfsOptions) -> Result<MkfsOptions> {
             _ => setting.not_made()?,
         }
     }
-    // The counters go with the tree of free inodes unless something else is said.
+    // By default the counters follow the tree of free inodes.
     features.inobt_counts = counts.unwrap_or(features.inobt_counts && features.finobt);
     let options = options.features(features);
     match args.compat.as_deref().map(|kernel| (kernel, options.unknown_to(kernel).unwrap_or_default())) {
@@ -487,7 +488,7 @@ fn parse_time(text: &str) -> std::result::Result<Timestamp, String> {
         return Ok(Timestamp { seconds, nanoseconds: 0 });
     }
     let moment: jiff::Timestamp = text.parse().map_err(|error| format!("{error}"))?;
-    // Before 1970 the parts of a moment are both negative.
+    // Before 1970 both parts of a time are negative.
     let nanoseconds = moment.subsec_nanosecond();
     let seconds = moment.as_second() - i64::from(nanoseconds < 0);
     let nanoseconds = nanoseconds.rem_euclid(1_000_000_000).cast_unsigned();

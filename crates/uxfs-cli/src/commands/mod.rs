@@ -1,4 +1,4 @@
-//! The verbs, a file each: its `Args`, and `run`, which gives the exit code or the failure that ended it.
+//! The verbs, a file each, with its `Args` and its `run`, which gives the exit code or the failure.
 
 pub mod bench;
 pub mod cat;
@@ -41,11 +41,11 @@ pub enum Command {
     Info(info::Args),
     /// List directories
     Ls(ls::Args),
-    /// Show everything that the volume says of a file
+    /// Show all metadata of a file
     Stat(stat::Args),
     /// Write files to standard output
     Cat(cat::Args),
-    /// Draw a directory and all that is in it
+    /// Draw a directory tree
     Tree(tree::Args),
     /// Find files by name, type, size, …
     Find(Box<find::Args>),
@@ -61,7 +61,7 @@ pub enum Command {
     Rmdir(rmdir::Args),
     /// Move and rename within an image
     Mv(mv::Args),
-    /// Give a file another name, or make a symbolic link
+    /// Make hard and symbolic links
     Ln(ln::Args),
     /// Change permissions
     Chmod(chmod::Args),
@@ -69,7 +69,7 @@ pub enum Command {
     Chown(chmod::OwnerArgs),
     /// Set and clear flags of files: immutable, append-only, …
     Chattr(chattr::Args),
-    /// Cut files off, or let them end further behind
+    /// Shrink or extend files
     Truncate(truncate::Args),
     /// Show and change extended attributes
     Xattr(xattr::Args),
@@ -77,21 +77,21 @@ pub enum Command {
     Tar(tar::Args),
     /// Unpack an archive into an image
     Untar(untar::Args),
-    /// Walk all metadata of a volume and say what is wrong; nothing is written
+    /// Check all metadata of a volume and report what is wrong; nothing is written
     Check(check::Args),
     /// Replay the log of a volume that was not unmounted cleanly
     Recover(recover::Args),
     /// Make a volume in a file or on a block device
     Mkfs(Box<mkfs::Args>),
-    /// Show the label of a volume, or give it another one
+    /// Show or set the label of a volume
     Label(label::Args),
-    /// Show the UUID of a volume, or give it another one
+    /// Show or set the UUID of a volume
     Uuid(uuid::Args),
     /// Make a volume larger
     Grow(grow::Args),
     /// Switch on features of a volume in place
     Upgrade(upgrade::Args),
-    /// See what uxfs does, in under a minute
+    /// Demonstrate uxfs, in under a minute
     Demo(demo::Args),
     /// Measure file I/O: in process, on mounted directories, on raw devices
     Bench(Box<bench::Args>),
@@ -101,7 +101,7 @@ pub enum Command {
 pub fn run(command: &Command, global: &Global) -> Result<Exit> {
     interrupt::survive_size_limits();
     if !matches!(command, Command::Demo(_) | Command::Bench(_)) {
-        // These two clean up behind themselves.
+        // These two clean up after themselves.
         interrupt::start();
     }
     match command {

@@ -18,13 +18,13 @@ pub struct Args {
     /// Where to, in the same image: a directory to move into, or the new name
     #[arg(value_name = "IMAGE:/DST", value_parser = parser())]
     destination: Location,
-    /// Leave alone what has the new name
+    /// Do not replace what has the new name
     #[arg(short, long)]
     no_clobber: bool,
-    /// The two change places
+    /// Exchange the two
     #[arg(long, conflicts_with = "no_clobber")]
     exchange: bool,
-    /// The destination is the new name, also where a directory has it
+    /// The destination is the new name, even if it is a directory
     #[arg(short = 'T', long)]
     no_target_directory: bool,
 }
@@ -53,7 +53,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     })
 }
 
-/// Moves one. `moved`: what the same command has moved, which is not lost to what comes next.
+/// Moves one. `moved`: what the same command has moved before and must not be replaced.
 fn one(
     args: &Args,
     volume: &Volume,
@@ -89,7 +89,7 @@ fn one(
         && there.ino() == node.ino()
         && !args.exchange
     {
-        // Two names of one file, which a rename would leave.
+        // Two names of one file, which a rename would leave as they are.
         return Err(edit::refused(source, Exit::Usage, "this is the same file"));
     }
     let how = match (args.exchange, args.no_clobber) {
@@ -106,7 +106,7 @@ fn one(
                 "the destination belongs to another project's tree; copy it (uxfs cp -a) and remove it";
             edit::refused(source, Exit::Usage, what)
         }
-        // Of what has the name, which would be lost.
+        // The error about the file with that name, which would be lost.
         ErrorKind::Shared => {
             let mut path = args.destination.path.clone();
             if into.is_some() {

@@ -14,12 +14,12 @@ pub struct Args {
     /// The image file or block device; it must not be mounted
     #[arg(value_name = "IMAGE", value_parser = parser())]
     image: Location,
-    /// Replay in memory alone, and write nothing
+    /// Replay only in memory, and write nothing
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Recovers, and prints what was found and done.
+/// Recovers, and prints a summary.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let image = &args.image.image;
     if global.norecovery {
@@ -29,7 +29,9 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     location::check(image)?;
     let failure = |error| args.image.failure(&error);
     let options = args.image.options(global)?.writable(!args.dry_run);
-    if !args.dry_run {
+    if args.dry_run {
+        location::warn_of_writer(&args.image);
+    } else {
         interrupt::watch();
     }
     let volume = Volume::open(image, &options).map_err(failure)?;
@@ -49,7 +51,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         }
     }
     out.finish()?;
-    // A dry run says what a real one would meet.
+    // A dry run reports the failure that a real one would have.
     let stuck = recovery.is_some_and(|recovery| recovery.obstacle.is_some());
     Ok(if stuck { Exit::DirtyLog } else { Exit::Ok })
 }

@@ -1,4 +1,4 @@
-//! `uxfs stat`: everything that a volume says of a file.
+//! `uxfs stat`: shows all metadata of a file.
 
 use crate::exit::{Exit, Result};
 use crate::flags::letters;
@@ -27,12 +27,12 @@ pub struct Args {
     extents: bool,
 }
 
-/// What is shown of one file.
+/// The information about one file.
 struct Shown<'a> {
     path: &'a [u8],
     metadata: Metadata,
     target: Option<Vec<u8>>,
-    /// All its names, where the volume keeps them with the inode.
+    /// All its names, if the volume has parent pointers.
     names: Option<Vec<ParentPointer>>,
     xattrs: Option<Vec<(Vec<u8>, Vec<u8>)>>,
     extents: Option<Vec<Extent>>,

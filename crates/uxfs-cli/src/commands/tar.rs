@@ -1,7 +1,7 @@
 //! `uxfs tar`: a tree of an image as an archive.
 //!
 //! Names in the archive are relative to the path, as `tar -C PATH -c .` has them, so that it unpacks to the same
-//! tree wherever that is wanted. A file that is named gets the archive when it is whole.
+//! tree anywhere. An archive file appears under its name when it is complete.
 
 use crate::archive::extra::MAX_NAMES;
 use crate::archive::names::FirstNames;
@@ -17,7 +17,7 @@ use crate::problems::Problems;
 use crate::progress;
 use crate::trust::{Budget, Devices, OverLimit, Trust, TrustArgs};
 use crate::walk::ahead::Ahead;
-use crate::walk::{Order, Step, Walk};
+use crate::walk::{EntryOrder, Step, Walk};
 use indicatif::ProgressBar;
 use rustix::fs::CWD;
 use std::io::{BufWriter, IsTerminal, Write};
@@ -31,8 +31,8 @@ use uxfs::{AlignedBuf, File, FileType, Metadata, Node, Volume};
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
 /// How directories are walked.
-const ORDER: Order = Order::Stored;
-/// A file with more runs of data than this is written with its holes as zeroes.
+const ORDER: EntryOrder = EntryOrder::Stored;
+/// In files with more data runs than this, holes are written as zeroes.
 const MAX_RUNS: usize = 1 << 20;
 
 /// Arguments of `tar`.
@@ -95,9 +95,9 @@ fn write(args: &Args, global: &Global, volume: &Volume, start: Node, out: &std::
 
 /// Where the archive goes.
 enum Destination {
-    /// Standard output, or a device or pipe that was named.
+    /// Standard output, or a given device or pipe.
     Stream(std::fs::File),
-    /// A new file, which gets its name when it is whole.
+    /// A new file, which gets its name when it is complete.
     New(NamedTempFile, PathBuf),
 }
 
@@ -118,7 +118,7 @@ impl Destination {
         if image.is_some() && image == Identity::of_path(path) {
             return refuse(Exit::Usage, "the image that is read; write the archive to another file");
         }
-        // What a link leads to may be somebody else's choice; a pipe or a device of characters takes what comes.
+        // A link may have been placed by someone else. A pipe or a character device can take an archive.
         let there = path.metadata().ok();
         if there.as_ref().is_some_and(std::fs::Metadata::is_dir) {
             return refuse(Exit::NotFound, "a directory");
@@ -138,7 +138,7 @@ impl Destination {
                 "a symbolic link, which is not followed; name the file itself",
             );
         }
-        // What will be refused in the end is refused before there is work.
+        // What would be refused in the end is refused before the work.
         volumes::hold_at(CWD, path, |_| true)
             .map_err(|error| Failure::new(Exit::of_host(&error), format!("{}: {error}", host_name(path))))?;
         let mode = there.map_or(0o666 & !u32::from(umask()), |there| there.permissions().mode() & 0o777);
@@ -162,7 +162,7 @@ impl Destination {
         let failure = |error: std::io::Error| {
             Failure::new(Exit::of_host(&error), format!("{}: {error}", host_name(&path)))
         };
-        // What came to have the name meanwhile is not lost.
+        // A file that took the name meanwhile is not lost.
         let (private, name) = (file.path().as_os_str().as_bytes(), path.as_os_str().as_bytes());
         volumes::take_place(CWD, &path, |_| true, |replace| rename(CWD, private, name, replace))
             .map_err(failure)?;
@@ -170,7 +170,7 @@ impl Destination {
     }
 }
 
-/// An archive under way.
+/// An archive in progress.
 struct Pack<'a, W: Write> {
     args: &'a Args,
     volume: &'a Volume,
@@ -188,7 +188,7 @@ impl<W: Write> Pack<'_, W> {
     fn tree(&mut self, start: Node, mut ahead: Ahead) -> Result<()> {
         let is_dir = start.file_type().is_dir();
         let file_name = self.args.location.file_name().unwrap_or(b"file").to_vec();
-        let mut walk = Walk::new(self.volume, start, b".", ORDER);
+        let mut walk = Walk::new(self.volume, start, b".", ORDER).with_inodes();
         while let Some(step) = walk.next() {
             interrupt::check()?;
             progress::name(self.bar, walk.path());
@@ -227,7 +227,7 @@ impl<W: Write> Pack<'_, W> {
         self.archive.entry(name, of, &Kind::Directory, records)
     }
 
-    /// What the archive says of a file.
+    /// The archive's metadata of a file.
     fn trusted(&self, mut of: Metadata) -> Metadata {
         of.mode = of.mode & 0o170_000 | self.trust.permissions(of.permissions());
         of
@@ -280,7 +280,7 @@ impl<W: Write> Pack<'_, W> {
         Ok(())
     }
 
-    /// So that the file's other names become links to this one.
+    /// Then the file's other names become links to this one.
     fn remember(&mut self, name: &[u8], of: &Metadata) {
         if of.nlink > 1 {
             self.linked.remember(of.ino, name);
@@ -318,7 +318,8 @@ impl<W: Write> Pack<'_, W> {
         self.archive.pad()
     }
 
-    /// Writes `len` bytes of a file. What cannot be read is written as zeroes, since the header promised it.
+    /// Writes `len` bytes of a file. Unreadable data is written as zeroes, since the header has announced
+    /// it.
     fn content(&mut self, name: &[u8], file: &File, offset: u64, len: u64) -> Result<()> {
         let mut done = 0;
         let mut failed = false;
@@ -343,7 +344,8 @@ impl<W: Write> Pack<'_, W> {
         Ok(())
     }
 
-    /// Records of a file's attributes. A list goes over as an attribute and as text: programs look for either.
+    /// Records of a file's attributes. A list is written as an attribute and as text: programs look for
+    /// either.
     fn xattrs(&mut self, name: &[u8], node: &Node) -> Records {
         let mut records = Records::default();
         if self.args.no_xattrs {
@@ -358,7 +360,7 @@ impl<W: Write> Pack<'_, W> {
     fn add_xattrs(&mut self, name: &[u8], node: &Node, records: &mut Records) -> uxfs::Result<()> {
         let mut names_len = 0;
         for xattr in node.xattr_names()? {
-            // The list itself is there as `system.posix_acl_…`; this is XFS's form of it.
+            // The list itself is present as `system.posix_acl_…`; this is XFS's form of it.
             if xattr.starts_with(b"trusted.SGI_ACL_") || xattr.contains(&0) || !self.trust.takes_xattr(&xattr)
             {
                 continue;

@@ -1,11 +1,11 @@
-//! `uxfs tree`: a directory and all that is in it, drawn.
+//! `uxfs tree`: draws a directory tree.
 
 use crate::exit::{Exit, Result};
 use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output, put_name, type_word};
 use crate::problems::{Problems, for_each};
-use crate::walk::{Order, Step, Walk};
+use crate::walk::{EntryOrder, Step, Walk};
 use uxfs::{FileType, Volume};
 
 /// Arguments of `tree`.
@@ -23,7 +23,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// All that is in one directory.
+    /// The entries of one directory.
     pub fn of(location: Location) -> Self {
         Self { locations: vec![location], level: None, all: true }
     }
@@ -41,9 +41,9 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     Ok(exit)
 }
 
-/// A drawing under way.
+/// A drawing in progress.
 struct Drawing {
-    /// For each level, whether something follows on it, so that its line goes on.
+    /// For each level, whether its line continues, as more follows.
     open: Vec<bool>,
     directories: u64,
     files: u64,
@@ -58,7 +58,7 @@ pub fn draw(
     problems: &mut Problems,
 ) -> Result<()> {
     let dir = volume.open_dir(&location.path).map_err(|error| location.failure(&error))?;
-    let mut walk = Walk::new(volume, dir.node().clone(), &location.path, Order::Sorted);
+    let mut walk = Walk::new(volume, dir.node().clone(), &location.path, EntryOrder::Sorted);
     let mut drawing = Drawing { open: Vec::new(), directories: 0, files: 0 };
     while let Some(step) = walk.next() {
         let (file_type, leaf) = match step {

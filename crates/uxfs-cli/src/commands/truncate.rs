@@ -1,4 +1,4 @@
-//! `uxfs truncate`: cuts files off, or lets them end further behind.
+//! `uxfs truncate`: sets the size of files.
 
 use crate::edit;
 use crate::exit::{Exit, Result};
@@ -12,18 +12,18 @@ use uxfs::NewNode;
 #[derive(clap::Args, Debug)]
 #[command(after_help = TIME_HELP)]
 pub struct Args {
-    /// Regular files; one that is not there is made
+    /// Regular files; a missing one is created
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
     locations: Vec<Location>,
-    /// The new size, with a suffix: K, M, G, T; +SIZE and -SIZE change it by so much
+    /// The new size, with a suffix: K, M, G, T; +SIZE and -SIZE change it by that much
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     size: NewSize,
-    /// Make no files
+    /// Skip missing files
     #[arg(short = 'c', long)]
     no_create: bool,
 }
 
-/// A size, or by how much it changes.
+/// A size, or a change of it.
 #[derive(Clone, Copy, Debug)]
 enum NewSize {
     To(u64),

@@ -29,7 +29,7 @@ pub struct Args {
     /// Read this file, not standard input (`-`)
     #[arg(short, long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// Whose the files are, in numbers (as in the archive if it is not said)
+    /// Owner of the files, as numbers (default: as in the archive)
     #[arg(long, value_name = "UID[:GID]")]
     owner: Option<Owner>,
     #[command(flatten)]
@@ -39,16 +39,16 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-A directory that is there keeps its access control lists, unless the archive has lists for it.
+An existing directory keeps its access control lists, unless the archive has lists for it.
 
-With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when files are made, last read and last \
-changed, and the content of directories that the archive does not name; times of content are the archive's.";
+With SOURCE_DATE_EPOCH in the environment (seconds since 1970), files are made, last read and last changed at that \
+time, and so is the content of directories that the archive does not name; times of content are the archive's.";
 
 /// Unpacks.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let global = &global.at_source_date()?;
     let mut reader = Reader::new(input(args.input.as_deref(), &args.location.image)?);
-    // Who writes it may have to read the same image first.
+    // The program that writes it may have to read the same image first.
     reader.look()?;
     let bar = progress::bytes();
     let rules = Rules {
@@ -78,7 +78,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     Ok(problems.exit())
 }
 
-/// Says how many attributes were left out.
+/// Reports how many attributes were left out.
 pub fn say_lost(filler: &Filler<'_>) {
     let lost = filler.lost_xattrs();
     if lost > 0 {

@@ -14,12 +14,12 @@ pub struct Args {
     /// The image file or block device; it must not be mounted, and its log must be clean
     #[arg(value_name = "IMAGE", value_parser = image_parser())]
     image: Location,
-    /// What is switched on, all that is missing or none: bigtime, inobtcount, nrext64
+    /// Features to switch on, all or none: bigtime, inobtcount, nrext64
     #[arg(short = 'O', value_name = "FEATURE,…", value_delimiter = ',', required = true)]
     features: Vec<Wanted>,
 }
 
-/// A feature as it is asked for.
+/// A feature as given on the command line.
 #[derive(Clone, Copy, Debug)]
 struct Wanted(Upgrade);
 

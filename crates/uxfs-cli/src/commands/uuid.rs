@@ -1,4 +1,4 @@
-//! `uxfs uuid`: shows a volume's UUID, or gives it another one.
+//! `uxfs uuid`: shows or sets a volume's UUID.
 
 use crate::exit::{Exit, Result};
 use crate::interrupt;
@@ -21,7 +21,7 @@ pub struct Args {
     uuid: Option<Wanted>,
 }
 
-/// A UUID as it is asked for.
+/// A UUID as given on the command line.
 #[derive(Clone, Copy, Debug)]
 struct Wanted(NewUuid);
 

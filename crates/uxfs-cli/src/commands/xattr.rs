@@ -16,12 +16,12 @@ use uxfs::{Node, SetXattr, Volume};
 pub struct Args {
     #[command(subcommand)]
     what: What,
-    /// Take symbolic links themselves, not what they lead to
+    /// Take symbolic links themselves, not their targets
     #[arg(short = 'H', long, global = true)]
     no_dereference: bool,
 }
 
-/// What to do with them.
+/// The operation.
 #[derive(clap::Subcommand, Debug)]
 enum What {
     /// List names
@@ -47,10 +47,10 @@ enum What {
         name: OsString,
         /// The value; `-` reads it from standard input, 0x… gives bytes in hexadecimal
         value: OsString,
-        /// There must be none of that name
+        /// The attribute must not exist yet
         #[arg(long)]
         create: bool,
-        /// There must be one of that name
+        /// The attribute must exist
         #[arg(long, conflicts_with = "create")]
         replace: bool,
     },
@@ -135,9 +135,9 @@ fn change(
     })
 }
 
-/// The bytes that a value stands for.
+/// The bytes of a value.
 fn bytes(value: &OsString) -> Result<Vec<u8>> {
-    /// No value is longer.
+    /// The longest value.
     const MAX: u64 = 1 << 16;
     let value = value.as_bytes();
     if value == b"-" {

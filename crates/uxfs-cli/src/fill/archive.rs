@@ -1,14 +1,14 @@
 //! Files of an archive, read for a volume.
 //!
-//! Invariants: no name leads out of the directory that the archive is unpacked in: `..` is refused, and no symbolic
-//! link is followed on the way, whether the archive brought it or not; a directory gets what is said of it when the
-//! archive ends, as more may come into it until then; of entries of one name the last counts, also where other threads make
-//! what is small ([`threads`](super::threads)). What is kept of the archive is a name and an inode number for
-//! each directory of it, however long its paths are, and names of files that may not be made yet.
+//! Invariants: no name leads out of the directory of the archive: `..` is refused, and no symbolic link is followed,
+//! whether it came from the archive or not; a directory gets its metadata at the end of the archive, as more files may
+//! come into it until then; of entries with the same name the last counts, even if other threads make small files
+//! ([`threads`](super::threads)). Memory is needed for a name and an inode number per directory, however long paths
+//! are, and for names of files that may not be made yet.
 
 use super::small::{Content, Small, is_small};
 use super::threads::{InFlight, ThreadIndex, Threads, tell};
-use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
+use super::{Attributes, Filler, Leaf, StepResult, Trouble, end_at};
 use crate::archive::read::{Entry, Reader, What};
 use crate::edit::NewName;
 use crate::exit::{Exit, Result};
@@ -17,8 +17,8 @@ use std::collections::HashMap;
 use std::io::Read;
 use uxfs::{Dir, Node};
 
-/// Directories that may lie below each other: more than a path can name that a system call takes (4,096 bytes), and few
-/// enough that one long name makes no work worth speaking of.
+/// The most nested directories: more than a path for a system call can have (4,096 bytes), but so few that a long name
+/// makes little work.
 const MAX_DEPTH: usize = 4096;
 
 /// Unpacks archives into a directory of a volume.
@@ -26,21 +26,21 @@ pub struct FromArchive<'a, 'b> {
     filler: &'a mut Filler<'b>,
     problems: &'a mut Problems,
     root: Dir,
-    /// Directories that the archive has, or that its names ask for, by the one above and their name.
+    /// Directories of the archive, or that its names need, by parent and name.
     places: HashMap<Place, usize>,
-    dirs: Vec<Known>,
+    dirs: Vec<KnownDirectory>,
 }
 
 /// A directory that was made or found.
-struct Known {
+struct KnownDirectory {
     ino: u64,
-    /// What is said of it, without the attributes, which it has.
+    /// Its metadata, without the attributes, which it has already.
     of: Option<Attributes>,
-    /// Who makes what is small in it, once there is something.
+    /// The thread that makes small files in it, once there are some.
     thread: Option<ThreadIndex>,
 }
 
-impl Known {
+impl KnownDirectory {
     fn new(dir: &Node) -> Self {
         Self { ino: dir.ino(), of: None, thread: None }
     }
@@ -49,27 +49,27 @@ impl Known {
 /// A directory by its index, and a name in it.
 type Place = (usize, Vec<u8>);
 
-/// The threads, and what they may not have made yet.
+/// The threads, and the names that they may not have made yet.
 struct Makers<'scope, 'b> {
     threads: Threads<'scope, 'b>,
     names: InFlight<Place>,
 }
 
 impl Makers<'_, '_> {
-    /// Waits until a name is as the entries before say.
-    fn wait_for(&mut self, place: &Place) -> Outcome<()> {
+    /// Waits until all earlier entries for a name are done.
+    fn wait_for(&mut self, place: &Place) -> StepResult<()> {
         self.names.wait_for(place, &mut self.threads)
     }
 }
 
 impl<'a, 'b> FromArchive<'a, 'b> {
-    /// Unpacks with a filler; what fails is said.
+    /// Unpacks with a filler; failures are reported.
     pub fn new(filler: &'a mut Filler<'b>, problems: &'a mut Problems, root: Dir) -> Self {
-        let dirs = vec![Known::new(root.node())];
+        let dirs = vec![KnownDirectory::new(root.node())];
         Self { filler, problems, root, places: HashMap::new(), dirs }
     }
 
-    /// Unpacks all of an archive.
+    /// Unpacks the whole archive.
     pub fn unpack(&mut self, mut reader: Reader<impl Read>) -> Result<()> {
         std::thread::scope(|scope| {
             let threads = Threads::new(scope, self.filler, self.filler.rules().threads);
@@ -100,7 +100,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         Ok(())
     }
 
-    fn check(&mut self, name: &[u8], outcome: Outcome<()>) -> Result<()> {
+    fn check(&mut self, name: &[u8], outcome: StepResult<()>) -> Result<()> {
         match outcome {
             Ok(()) => {}
             Err(trouble) if trouble.ends() => return Err(trouble.failure(short(name))),
@@ -115,7 +115,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         makers: &mut Makers<'_, 'b>,
         entry: &Entry,
         parts: &[&[u8]],
-    ) -> Outcome<()> {
+    ) -> StepResult<()> {
         let of = Attributes {
             permissions: entry.permissions,
             uid: entry.uid,
@@ -171,7 +171,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         Ok(())
     }
 
-    /// Has another thread make a file: the one that makes all files of its directory.
+    /// Gives a file to another thread: the one for all files of its directory.
     fn give(&mut self, makers: &mut Makers<'_, 'b>, at: usize, dir: Dir, small: Small, shown: String) {
         let thread = *self.dirs[at].thread.get_or_insert_with(|| makers.threads.least_busy());
         makers.names.insert((at, small.name.clone()), &makers.threads, thread);
@@ -180,9 +180,9 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         makers.threads.give(thread, bytes, shown, Box::new(make));
     }
 
-    /// Waits until a name is as the entries before say, and, if there is something to be put out of the way, or the name is like
-    /// those that things have meanwhile, until nobody else makes anything in its directory.
-    fn have_alone(&self, makers: &mut Makers<'_, 'b>, at: usize, dir: &Dir, name: &[u8]) -> Outcome<()> {
+    /// Waits until all earlier entries for a name are done. If something must be replaced, or the name looks like a
+    /// temporary one, also waits until no other thread works in its directory.
+    fn have_alone(&self, makers: &mut Makers<'_, 'b>, at: usize, dir: &Dir, name: &[u8]) -> StepResult<()> {
         if makers.threads.is_empty() {
             return Ok(());
         }
@@ -195,9 +195,9 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         makers.threads.check()
     }
 
-    /// Gives a directory what is said of it, and remembers what has to be said once more in the end.
-    fn said(&mut self, makers: &mut Makers<'_, 'b>, at: usize, of: Attributes) -> Outcome<()> {
-        // What was in the archive before gets nothing of it handed down.
+    /// Sets a directory's metadata, and remembers what must be set again in the end.
+    fn said(&mut self, makers: &mut Makers<'_, 'b>, at: usize, of: Attributes) -> StepResult<()> {
+        // Earlier entries of the archive do not inherit from it.
         if let Some(thread) = self.dirs[at].thread {
             makers.threads.wait(thread)?;
         }
@@ -207,17 +207,18 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         Ok(())
     }
 
-    fn dir(&self, at: usize) -> Outcome<Dir> {
+    fn dir(&self, at: usize) -> StepResult<Dir> {
         Ok(self.root.node().volume().node(self.dirs[at].ino)?.as_dir()?)
     }
 
-    /// The directory at a path, which is made if need be. Those that the archive does not name are plain ones.
+    /// The directory at a path, made if needed. Directories that the archive does not name get default
+    /// metadata.
     fn directory(
         &mut self,
         makers: &mut Makers<'_, 'b>,
         parts: &[&[u8]],
         of: Option<&Attributes>,
-    ) -> Outcome<usize> {
+    ) -> StepResult<usize> {
         self.filler.check_depth(parts.len())?;
         let mut at = 0;
         for (nth, &name) in parts.iter().enumerate() {
@@ -230,8 +231,8 @@ impl<'a, 'b> FromArchive<'a, 'b> {
                     let plain = self.plain();
                     let of = of.filter(|_| nth + 1 == parts.len()).unwrap_or(&plain);
                     let dir = self.filler.directory(&parent, name, of)?;
-                    // One that was there stays what it is, unless the archive names it.
-                    self.dirs.push(Known::new(dir.node()));
+                    // An existing one stays as it is, unless the archive names it.
+                    self.dirs.push(KnownDirectory::new(dir.node()));
                     self.places.insert(place, self.dirs.len() - 1);
                     self.dirs.len() - 1
                 }
@@ -255,7 +256,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
     }
 
     /// The file that an earlier entry made.
-    fn find(&self, makers: &mut Makers<'_, '_>, name: &[u8]) -> Outcome<Node> {
+    fn find(&self, makers: &mut Makers<'_, '_>, name: &[u8]) -> StepResult<Node> {
         let missing =
             || Trouble::new(Exit::NotFound, format!("a link to {}, which is not there", short(name)));
         let parts = parts(name)?;
@@ -273,8 +274,8 @@ impl<'a, 'b> FromArchive<'a, 'b> {
     }
 }
 
-/// Reads what is in a file that another thread is to make; `None` if that is not for another thread.
-fn content<R: Read>(reader: &mut Reader<R>, entry: &Entry, of: &Attributes) -> Outcome<Option<Content>> {
+/// Reads the content of a file for another thread; `None` if the file is not for another thread.
+fn content<R: Read>(reader: &mut Reader<R>, entry: &Entry, of: &Attributes) -> StepResult<Option<Content>> {
     let bytes = entry.runs.iter().fold(0_u64, |bytes, (_, len)| bytes.saturating_add(*len));
     if !is_small(of, bytes, entry.runs.len()) {
         return Ok(None);
@@ -282,7 +283,7 @@ fn content<R: Read>(reader: &mut Reader<R>, entry: &Entry, of: &Attributes) -> O
     Ok(match &entry.what {
         What::File => {
             let pieces = entry.runs.iter().map(|&(at, len)| Ok((at, read_all(reader, len as usize)?)));
-            Some(Content::Data(pieces.collect::<Outcome<_>>()?, entry.size))
+            Some(Content::Data(pieces.collect::<StepResult<_>>()?, entry.size))
         }
         What::Symlink(target) => Some(Content::Symlink(target.clone())),
         What::Special(special) => Some(Content::Special(*special)),
@@ -290,8 +291,8 @@ fn content<R: Read>(reader: &mut Reader<R>, entry: &Entry, of: &Attributes) -> O
     })
 }
 
-/// So many bytes of the entry that was read last, or all that there are.
-fn read_all<R: Read>(reader: &mut Reader<R>, bytes: usize) -> Outcome<Vec<u8>> {
+/// This many bytes of the present entry, or as many as there are.
+fn read_all<R: Read>(reader: &mut Reader<R>, bytes: usize) -> StepResult<Vec<u8>> {
     let (mut data, mut filled) = (vec![0; bytes], 0);
     while filled < bytes {
         match read(reader, &mut data[filled..])? {
@@ -303,17 +304,17 @@ fn read_all<R: Read>(reader: &mut Reader<R>, bytes: usize) -> Outcome<Vec<u8>> {
     Ok(data)
 }
 
-/// Bytes of the entry that was read last. Half an archive ends the work.
-fn read<R: Read>(reader: &mut Reader<R>, buf: &mut [u8]) -> Outcome<usize> {
+/// Reads bytes of the present entry. A truncated archive ends the work.
+fn read<R: Read>(reader: &mut Reader<R>, buf: &mut [u8]) -> StepResult<usize> {
     reader.read(buf).map_err(|failure| Trouble::end(failure.exit(), failure.to_string()))
 }
 
-/// Parts of a name, relative to where the archive is unpacked.
-fn parts(name: &[u8]) -> Outcome<Vec<&[u8]>> {
+/// The parts of a name, relative to the directory of the archive.
+fn parts(name: &[u8]) -> StepResult<Vec<&[u8]>> {
     let parts = name.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
     let parts: Vec<&[u8]> = parts.collect();
     if parts.len() > MAX_DEPTH {
-        let what = format!("more than {MAX_DEPTH} directories below each other; it is left out");
+        let what = format!("more than {MAX_DEPTH} nested directories; it is left out");
         return Err(Trouble::new(Exit::Usage, what));
     }
     if parts.contains(&&b".."[..]) || name.contains(&0) {

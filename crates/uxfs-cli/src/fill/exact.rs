@@ -1,9 +1,9 @@
-//! What inodes of a volume say besides what any file system keeps: for a copy of a volume that keeps all of it.
+//! Metadata that only XFS has, for an exact copy of a volume.
 //!
-//! Invariants: nothing is kept in part or rounded: what the new volume has no room for ends the work, by its name; what
-//! protects a file comes behind all else, in the same step as its times.
+//! Invariants: nothing is kept in part or rounded: what the new volume cannot hold ends the work, by its name; the
+//! flags that protect a file are set last, in the same step as its times.
 
-use super::{Outcome, Trouble};
+use super::{StepResult, Trouble};
 use crate::exit::Exit;
 use std::ops::RangeInclusive;
 use uxfs::{Changes, ErrorKind, File, Metadata, Node, Timestamp, VolumeInfo};
@@ -18,11 +18,11 @@ const COW_EXTENT_SIZE: u32 = 0x1_0000;
 /// Seconds that an inode keeps in 32 bits.
 const SHORT_TIMES: RangeInclusive<i64> = i32::MIN as i64..=i32::MAX as i64;
 
-/// What an inode says of itself that no archive and no other file system says.
+/// Metadata of an inode that archives and other file systems do not have.
 #[derive(Clone, Copy, Debug)]
 pub struct Exact {
     ctime: Timestamp,
-    /// When it was made, if the volume keeps that.
+    /// When it was made, if the volume has that.
     btime: Option<Timestamp>,
     project: u32,
     xflags: u32,
@@ -31,19 +31,19 @@ pub struct Exact {
     is_dir: bool,
 }
 
-/// What inodes of a volume can keep.
+/// What the inodes of a volume can hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Keeps {
     late_times: bool,
 }
 
 impl Keeps {
-    /// Of a volume, by what it says of itself.
+    /// The limits of a volume.
     pub fn of(info: &VolumeInfo) -> Self {
         Self { late_times: info.features.iter().any(|name| name == "bigtime") }
     }
 
-    fn check(&self, of: &Metadata) -> Outcome<()> {
+    fn check(&self, of: &Metadata) -> StepResult<()> {
         let times = [Some(of.atime), Some(of.mtime), Some(of.ctime), of.btime];
         let late = times.iter().flatten().find(|time| !SHORT_TIMES.contains(&time.seconds));
         match late {
@@ -57,8 +57,8 @@ impl Keeps {
 }
 
 impl Exact {
-    /// All that is said of a file, if the new volume can keep it.
-    pub fn of(of: &Metadata, keeps: Keeps) -> Outcome<Self> {
+    /// All metadata of a file, if the new volume can hold it.
+    pub fn of(of: &Metadata, keeps: Keeps) -> StepResult<Self> {
         keeps.check(of)?;
         let wish = |bytes: u64| u32::try_from(bytes).map_err(|_| bad_hint("it is too large"));
         Ok(Self {
@@ -72,20 +72,20 @@ impl Exact {
         })
     }
 
-    /// The same, but that names may still be added.
+    /// The same, but names may still be added.
     pub fn unprotected(self) -> Self {
         Self { xflags: self.xflags & !(IMMUTABLE | APPEND), ..self }
     }
 
     /// What a file must have before it has blocks.
-    pub fn before_content(&self, node: &Node) -> Outcome<()> {
+    pub fn before_content(&self, node: &Node) -> StepResult<()> {
         if !self.has(EXTENT_SIZE) {
             return Ok(());
         }
         set(node, &Changes { extent_size: Some(self.extent_size), ..Changes::default() })
     }
 
-    /// The rest, with what else is set behind all that changes a file.
+    /// The rest, together with what must be set last.
     pub fn behind_all(&self, with: Changes) -> Changes {
         Changes {
             ctime: Some(self.ctime),
@@ -114,24 +114,23 @@ impl Exact {
     }
 }
 
-/// Makes changes of which some may not fit the volume.
-pub fn set(node: &Node, changes: &Changes) -> Outcome<()> {
+/// Makes changes, some of which may not fit the volume.
+pub fn set(node: &Node, changes: &Changes) -> StepResult<()> {
     node.change(changes).map_err(|error| match error.kind() {
         ErrorKind::InvalidInput => bad_hint(&error.to_string()),
         _ => error.into(),
     })
 }
 
-/// Whether changes are those of an inode of which all is kept.
+/// Whether changes belong to an exact copy.
 pub fn says_more(changes: &Changes) -> bool {
     changes.project.is_some()
 }
 
-/// Sets aside the space that was set aside in the source: inside of the file, and behind its end where that was meant to
-/// stay.
-pub fn allocate(from: &File, to: &File) -> Outcome<()> {
+/// Preallocates space as in the source: inside the file, and past its end if it was preallocated on purpose.
+pub fn allocate(from: &File, to: &File) -> StepResult<()> {
     let of = from.metadata();
-    // No file reaches further.
+    // No file is larger.
     let end = if of.xflags & PREALLOC == 0 { of.size } else { i64::MAX as u64 };
     for extent in from.extents() {
         let extent = extent?;

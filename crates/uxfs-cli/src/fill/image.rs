@@ -1,17 +1,17 @@
 //! Files of another volume, or of the same one, read for a volume.
 //!
-//! Invariants: directories and files with several names are made by the thread that goes down the tree, all else by others
-//! ([`threads`](super::threads)), unless the volume is the one that is written.
+//! Invariants: directories and files with several names are made by the thread that walks the tree, all others by other
+//! threads ([`threads`](super::threads)), unless source and destination are the same volume.
 
 use super::exact::{self, Exact, Keeps};
 use super::host::Target;
 use super::threads::{Make, ThreadIndex, Threads, tell};
-use super::{Attributes, Filler, Leaf, Outcome, Reflink, Trouble, attributes_of, end_at, special_of};
+use super::{Attributes, Filler, Leaf, Reflink, StepResult, Trouble, attributes_of, end_at, special_of};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::interrupt;
 use crate::location::Location;
 use crate::problems::{Problems, short};
-use crate::walk::{Order, Step, Walk};
+use crate::walk::{EntryOrder, Step, Walk};
 use std::collections::BTreeMap;
 use uxfs::{Dir, ErrorKind, File, Metadata, Node, Volume};
 
@@ -29,31 +29,31 @@ pub struct FromImage<'a, 'b> {
 struct Level {
     dir: Dir,
     is_new: bool,
-    /// Who makes what is in it, once there is something.
+    /// The thread that makes the files in it, once there are some.
     thread: Option<ThreadIndex>,
 }
 
-/// What whoever copies a file has to know of the two volumes.
+/// Facts about the two volumes that a copy needs.
 #[derive(Clone)]
 struct Origin {
     volume: Volume,
-    /// Whether the volume is the one that is written.
+    /// Whether source and destination are the same volume.
     same: bool,
-    /// What the new volume keeps, where all is to be kept.
+    /// What the new volume can hold, for an exact copy.
     keeps: Option<Keeps>,
 }
 
 /// A copy that gets several names.
 struct Linked {
     ino: u64,
-    /// Names that are still to come, at most.
+    /// The most names that are still to come.
     names: u32,
-    /// What is said of it once more when it has them all, as each name changes it.
+    /// Metadata to set again when it has all names, as each new name changes it.
     of: Option<Box<Attributes>>,
 }
 
 impl<'a, 'b> FromImage<'a, 'b> {
-    /// Copies with a filler; what fails is said.
+    /// Copies with a filler; failures are reported.
     pub fn new(
         filler: &'a mut Filler<'b>,
         problems: &'a mut Problems,
@@ -84,7 +84,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
     fn tree(&mut self, node: Node, target: Target, threads: &mut Threads<'_, 'b>) -> Result<()> {
         let is_dir = node.file_type().is_dir();
         let volume = self.origin.volume.clone();
-        let mut walk = Walk::new(&volume, node, &self.source.path, Order::Sorted);
+        let mut walk = Walk::new(&volume, node, &self.source.path, EntryOrder::Sorted).with_inodes();
         let Target { dir, path, name } = target;
         self.filler.start(&path);
         let goal = dir.node().ino();
@@ -136,8 +136,14 @@ impl<'a, 'b> FromImage<'a, 'b> {
         Ok(())
     }
 
-    /// Says what is to be said of a directory, behind all that is made in it.
-    fn finish(&self, level: Level, node: &Node, threads: &mut Threads<'_, 'b>, path: &[u8]) -> Outcome<()> {
+    /// Sets the metadata of a directory, after everything in it was made.
+    fn finish(
+        &self,
+        level: Level,
+        node: &Node,
+        threads: &mut Threads<'_, 'b>,
+        path: &[u8],
+    ) -> StepResult<()> {
         let of = self.attributes(node)?;
         let Some(thread) = level.thread else { return self.filler.finish(level.dir.node(), &of) };
         let finish: Make<'b> = Box::new(move |filler| filler.finish(level.dir.node(), &of));
@@ -145,7 +151,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
         Ok(())
     }
 
-    /// How a path of the source is told.
+    /// The message form of a path of the source.
     fn shown(&self, path: &[u8]) -> String {
         format!("{}: {}", host_name(&self.source.image), short(path))
     }
@@ -158,8 +164,8 @@ impl<'a, 'b> FromImage<'a, 'b> {
         format!("{}: {}", host_name(&self.source.image), uxfs::printable(path))
     }
 
-    /// Says once more what was said of copies some names of which lie outside of what was copied.
-    fn settle(&mut self, to: &Volume) -> Outcome<()> {
+    /// Sets again the metadata of copies that have names outside the copied tree.
+    fn settle(&mut self, to: &Volume) -> StepResult<()> {
         for linked in self.linked.values_mut() {
             if let Some(of) = linked.of.take() {
                 self.filler.settle(&to.node(linked.ino)?, &of)?;
@@ -168,12 +174,12 @@ impl<'a, 'b> FromImage<'a, 'b> {
         Ok(())
     }
 
-    /// What is to be said of the copy of a node.
-    fn attributes(&self, node: &Node) -> Outcome<Attributes> {
+    /// The metadata for the copy of a node.
+    fn attributes(&self, node: &Node) -> StepResult<Attributes> {
         attributes(node, self.origin.keeps)
     }
 
-    fn enter(&mut self, to: &Dir, name: Option<&[u8]>, node: &Node) -> Outcome<Dir> {
+    fn enter(&mut self, to: &Dir, name: Option<&[u8]>, node: &Node) -> StepResult<Dir> {
         match name {
             Some(name) => self.filler.enter(to, name, &self.attributes(node)?),
             None => Ok(to.clone()),
@@ -188,7 +194,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
         node: Node,
         threads: &mut Threads<'_, 'b>,
         path: &[u8],
-    ) -> Outcome<()> {
+    ) -> StepResult<()> {
         let metadata = node.metadata()?;
         let several = self.filler.rules().keep_links && metadata.nlink > 1;
         if several {
@@ -211,7 +217,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
     }
 
     /// Copies a file with several names, or gives its copy another one.
-    fn one_of_several(&mut self, to: &Dir, name: &[u8], node: &Node, metadata: &Metadata) -> Outcome<()> {
+    fn one_of_several(&mut self, to: &Dir, name: &[u8], node: &Node, metadata: &Metadata) -> StepResult<()> {
         if let Some(copy) = self.linked.get_mut(&node.ino()) {
             let made = to.node().volume().node(copy.ino)?;
             self.filler.link(to, name, &made)?;
@@ -222,7 +228,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
             };
         }
         let mut of = self.attributes(node)?;
-        // What is protected gets no other names.
+        // A protected file gets no other names.
         let whole = of.inode.is_some().then(|| Box::new(of.clone()));
         of.inode = of.inode.map(Exact::unprotected);
         let made = self.origin.leaf(self.filler, to, name, node, metadata, of)?;
@@ -234,15 +240,15 @@ impl<'a, 'b> FromImage<'a, 'b> {
     }
 }
 
-/// What is to be said of the copy of a node, where the new volume keeps so much.
-fn attributes(node: &Node, keeps: Option<Keeps>) -> Outcome<Attributes> {
+/// The metadata for the copy of a node, as far as the new volume can hold it.
+fn attributes(node: &Node, keeps: Option<Keeps>) -> StepResult<Attributes> {
     let of = attributes_of(node)?;
     let Some(keeps) = keeps else { return Ok(of) };
     Ok(Attributes { inode: Some(Exact::of(&node.metadata()?, keeps)?), ..of })
 }
 
 impl Origin {
-    /// Copies anything but a directory; `None` if it is left out.
+    /// Copies anything but a directory; `None` if it is skipped.
     fn leaf(
         &self,
         filler: &mut Filler<'_>,
@@ -251,7 +257,7 @@ impl Origin {
         node: &Node,
         metadata: &Metadata,
         of: Attributes,
-    ) -> Outcome<Option<Node>> {
+    ) -> StepResult<Option<Node>> {
         if self.same && filler.leads_to(to, name, node)? {
             return Err(Trouble::new(Exit::Usage, "this is the same file"));
         }
@@ -278,7 +284,7 @@ impl Origin {
         node: &Node,
         metadata: &Metadata,
         of: &Attributes,
-    ) -> Outcome<Node> {
+    ) -> StepResult<Node> {
         let from = node.open()?;
         let sets_aside = of.inode.is_some();
         let data = metadata.size.min(metadata.blocks.saturating_mul(512));
@@ -297,8 +303,8 @@ impl Origin {
     }
 }
 
-/// Refuses what is to share blocks where none can, before anything has changed.
-fn check_shares(volume: &Volume) -> Outcome<()> {
+/// Refuses to share blocks if that is impossible, before anything has changed.
+fn check_shares(volume: &Volume) -> StepResult<()> {
     if volume.info()?.features.iter().any(|name| name == "reflink") {
         return Ok(());
     }
@@ -308,8 +314,8 @@ fn check_shares(volume: &Volume) -> Outcome<()> {
     ))
 }
 
-/// Lets an empty file share all of another's blocks. `false`: it cannot, and nothing has changed.
-fn share(filler: &mut Filler<'_>, from: &File, to: &File, data: u64, how: Reflink) -> Outcome<bool> {
+/// Clones a file into an empty one. `false`: not possible, and nothing has changed.
+fn share(filler: &mut Filler<'_>, from: &File, to: &File, data: u64, how: Reflink) -> StepResult<bool> {
     let done = if from.size() == 0 { Ok(()) } else { from.clone_range(0, to, 0, 0) };
     match done {
         // The last of it may be a hole.
@@ -325,13 +331,13 @@ fn share(filler: &mut Filler<'_>, from: &File, to: &File, data: u64, how: Reflin
     }
 }
 
-/// Whether what cannot be shared for this reason may be copied all the same.
+/// Whether a file that cannot be shared for this reason may be copied instead.
 fn may_be_copied(why: ErrorKind) -> bool {
     matches!(why, ErrorKind::Unsupported | ErrorKind::InvalidInput | ErrorKind::NoSpace | ErrorKind::TooLarge)
 }
 
 /// Copies data; holes stay holes.
-fn content(filler: &mut Filler<'_>, from: &File, to: &File) -> Outcome<()> {
+fn content(filler: &mut Filler<'_>, from: &File, to: &File) -> StepResult<()> {
     let mut at = 0;
     while let Some(start) = from.seek_data(at)? {
         let end = from.seek_hole(start)?.unwrap_or(start);

@@ -1,10 +1,9 @@
-//! Putting files into a volume, with all that is said of them; where they come from is told by a file each.
+//! Putting files into a volume, with their metadata. Each kind of source has a file of its own.
 //!
-//! Invariants: a directory joins the one that has its name, and no directory is ever replaced; what takes the place of
-//! something else is made under a name of its own and moved there when it is whole; a new file that fails is not there;
-//! a directory gets its times when nothing in it changes any more; nothing that is written depends on the order in
-//! which the host lists its directories or on its inode numbers. A volume that is full or shut down ends the work;
-//! anything else that fails is one file that is not there.
+//! Invariants: a directory is merged into one of the same name, and no directory is ever replaced; a replacement is
+//! made under a temporary name and moved when it is complete; a new file that fails is removed; a directory gets its
+//! times when nothing in it changes any more; the result does not depend on the host's directory order or inode
+//! numbers. A volume that is full or shut down ends the work; any other failure is one missing file.
 
 pub mod archive;
 pub mod exact;
@@ -32,14 +31,14 @@ use uxfs::{
     Timestamp,
 };
 
-/// Bytes that are copied at once.
+/// Size of a piece of a copy.
 const CHUNK: usize = 1 << 20;
-/// What gives whoever runs a program a part of root's rights.
+/// The attribute that gives a program some of root's rights.
 const CAPABILITY: &[u8] = b"security.capability";
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
-/// What is said of a file: of any type, wherever it comes from.
+/// The metadata of a file of any type, from any source.
 #[derive(Clone, Debug)]
 pub struct Attributes {
     /// Permissions, with set-user-id, set-group-id and sticky bit.
@@ -54,7 +53,7 @@ pub struct Attributes {
     pub mtime: Timestamp,
     /// Extended attributes, access control lists in the form of Linux among them.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// What an inode of another volume says besides, where all of it is kept.
+    /// Further metadata of an inode of another volume, for an exact copy.
     pub inode: Option<Exact>,
 }
 
@@ -66,91 +65,91 @@ impl Attributes {
     }
 }
 
-/// What becomes of a file that has the name of what is written.
+/// What happens to an existing file with the name of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// It is written into, and stays what it is: owner, permissions, attributes, other names. A link is followed.
+    /// It is overwritten in place, and keeps owner, permissions, attributes and other names. A link is followed.
     Kept,
-    /// Another one takes its place.
+    /// It is replaced.
     Replaced,
-    /// The same, also where it was made by the same work: an archive's last entry counts.
+    /// The same, even if this work made it: an archive's last entry counts.
     LastCounts,
 }
 
-/// Whether a copy shares blocks with what it is copied from, as far as both are files of one volume.
+/// Whether a copy shares blocks with its source, if both are files of one volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Reflink {
-    /// Where that can be; else bytes are copied.
+    /// If possible; otherwise bytes are copied.
     #[default]
     Auto,
-    /// Or there is no copy.
+    /// Otherwise the copy fails.
     Always,
     /// Bytes are copied.
     Never,
 }
 
-/// What new files are to be, whatever they were where they come from.
+/// How new files differ from their sources.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// What is kept of what they were.
+    /// What is kept of the source.
     pub keep: Keep,
-    /// Whether links among what is copied become links.
+    /// Whether hard links among the copied files are kept.
     pub keep_links: bool,
-    /// Whose they are.
+    /// The owner.
     pub owner: Owner,
-    /// When everything happens, as the volume's clock has it, too: with it, the same files always give the same volume.
+    /// The time of all changes, which is also the volume's clock: with it, the same files always give the same volume.
     /// Times of content are kept.
     pub time: Option<Timestamp>,
-    /// Whether directories of the volume hand down group, access control list and project.
+    /// Whether files inherit group, access control list and project from directories of the volume.
     pub inherit: bool,
-    /// Bits that are taken off where permissions are not kept.
+    /// Bits to clear if permissions are not kept.
     pub umask: u16,
-    /// Whether all is kept that an inode of another volume says: for a volume that is made. Its times are facts of the
-    /// source then, also where a time is given.
+    /// Whether it is an exact copy of another volume's files, for a new volume. Then all times are those of the
+    /// source, even if a time is given.
     pub exact: bool,
     /// Whether copies share blocks.
     pub reflink: Reflink,
-    /// What becomes of a file that is there.
+    /// What happens to existing files.
     pub existing: Existing,
-    /// What is taken of a source, and how much.
+    /// What is accepted from a source, and how much.
     pub trust: Trust,
-    /// Whether each name is said.
+    /// Whether each name is printed.
     pub verbose: bool,
-    /// How many threads make files: one where all is to be in order.
+    /// How many threads make files: one if the order matters.
     pub threads: usize,
 }
 
 impl Rules {
-    /// When what has no time of its own happens.
+    /// The time for changes without a time of their own.
     pub fn now(&self) -> Timestamp {
         self.time.unwrap_or_else(now)
     }
 }
 
-/// Why one file is not there, or not as it should be.
+/// Why a file is missing or incomplete.
 #[derive(Debug)]
 pub struct Trouble {
     exit: Exit,
     what: String,
-    /// Whether more of it makes no sense.
+    /// Whether to give up.
     ends: bool,
 }
 
-/// What a step gives.
-pub type Outcome<T> = std::result::Result<T, Trouble>;
+/// The result of a step.
+pub type StepResult<T> = std::result::Result<T, Trouble>;
 
 impl Trouble {
-    /// One that leaves out one file.
+    /// A problem that skips one file.
     pub fn new(exit: Exit, what: impl Into<String>) -> Self {
         Self { exit, what: what.into(), ends: false }
     }
 
-    /// One that ends the work.
+    /// A problem that ends the work.
     pub fn end(exit: Exit, what: impl Into<String>) -> Self {
         Self { exit, what: what.into(), ends: true }
     }
 
-    /// Also says that a file is there in part.
+    /// Adds that a file was written in part.
     pub fn in_part(mut self) -> Self {
         self.what.push_str("; of the file that was there, a part is written");
         self
@@ -189,7 +188,7 @@ impl From<std::io::Error> for Trouble {
         let kind = error.kind();
         let exit = Exit::of_host(&error);
         let what = format!("cannot be copied: {error}");
-        // What the host says of one file it will say of the next.
+        // The host's error will be the same for the next file.
         let ends = matches!(kind, Host::StorageFull | Host::QuotaExceeded | Host::ReadOnlyFilesystem);
         Self { exit, what, ends }
     }
@@ -201,7 +200,7 @@ impl From<OverLimit> for Trouble {
     }
 }
 
-/// What a file that is no directory and has no content is.
+/// A file without content that is no directory.
 pub enum Leaf<'a> {
     /// A symbolic link to this target.
     Symlink(&'a [u8]),
@@ -214,7 +213,7 @@ pub struct Filler<'a> {
     rules: Rules,
     bar: &'a ProgressBar,
     buf: AlignedBuf,
-    /// Bytes of data that the next file is to have, as far as that is known.
+    /// The approximate size of the next file.
     expected: u64,
     /// The directory that is being filled, as a path of the volume; where each part of it begins.
     place: Vec<u8>,
@@ -222,12 +221,12 @@ pub struct Filler<'a> {
     shared: Arc<Shared>,
 }
 
-/// What all threads have together that write into a volume.
+/// State shared by all threads that write into a volume.
 struct Shared {
     /// Attributes that the volume cannot hold.
     lost_xattrs: AtomicU64,
     budget: Mutex<Budget>,
-    /// What was made or written into; directories, if they were made.
+    /// Files that were made or written, and directories that were made.
     made: Mutex<InodeSet>,
 }
 
@@ -252,7 +251,7 @@ impl<'a> Filler<'a> {
         Self::with(rules, bar, Arc::new(shared))
     }
 
-    /// One for another thread, for the same work.
+    /// A filler for another thread, for the same work.
     pub fn another(&self) -> Self {
         Self::with(self.rules, self.bar, self.shared.clone())
     }
@@ -262,7 +261,7 @@ impl<'a> Filler<'a> {
         Self { rules, bar, buf: AlignedBuf::zeroed(CHUNK), expected: 0, place, parts, shared }
     }
 
-    /// What new files are to be.
+    /// The rules for new files.
     pub fn rules(&self) -> &Rules {
         &self.rules
     }
@@ -277,7 +276,7 @@ impl<'a> Filler<'a> {
         self.shared.lost_xattrs.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Says what is being worked on.
+    /// Shows the current file.
     pub fn at(&self, path: &[u8]) {
         progress::name(self.bar, path);
         if self.rules.verbose {
@@ -292,14 +291,14 @@ impl<'a> Filler<'a> {
         self.parts.clear();
     }
 
-    /// Whether this work made a directory, so that nothing is in it that it did not put there.
+    /// Whether this work made a directory, so that it holds nothing else.
     pub fn is_new(&self, dir: &Dir) -> bool {
         self.shared.is_made(dir.node().ino())
     }
 
     /// Goes into a directory of the one that is being filled. [`leave`](Self::leave) and [`finish`](Self::finish) it when all is
     /// in it.
-    pub fn enter(&mut self, parent: &Dir, name: &[u8], of: &Attributes) -> Outcome<Dir> {
+    pub fn enter(&mut self, parent: &Dir, name: &[u8], of: &Attributes) -> StepResult<Dir> {
         self.shared.budget.lock().check_depth(self.parts.len() as u64 + 1)?;
         let dir = self.directory(parent, name, of)?;
         self.parts.push(self.place.len());
@@ -315,19 +314,19 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Finds a directory, which is made unless it is there. [`finish`](Self::finish) it when all is in it.
+    /// Finds a directory, or makes it. [`finish`](Self::finish) it when all is in it.
     ///
-    /// A new one gets its attributes at once: later there may be no room for them beside its entries.
-    pub fn directory(&mut self, parent: &Dir, name: &[u8], of: &Attributes) -> Outcome<Dir> {
+    /// A new one gets its attributes at once: later its entries may take their room in the inode.
+    pub fn directory(&mut self, parent: &Dir, name: &[u8], of: &Attributes) -> StepResult<Dir> {
         go_on()?;
         self.shared.budget.lock().take_file()?;
         match parent.create_dir(name, &self.new_node(of, true)) {
             Ok(made) => {
                 self.shared.was_made(made.ino());
-                // Of a directory that hands down its group it has that.
+                // Its group may be inherited.
                 self.owner(&made, of)?;
                 self.plain(&made, of)?;
-                // They are set once more in the end, and those counted that are lost.
+                // They are set again in the end, and lost ones are counted then.
                 let _lost = self.xattrs(&made, of)?;
                 Ok(made.as_dir()?)
             }
@@ -343,19 +342,19 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Tells how much data the next file is going to have, about.
+    /// Sets the approximate size of the next file.
     pub fn expect(&mut self, bytes: u64) {
         self.expected = bytes;
     }
 
-    /// Makes a regular file, or writes into the one that is there, and gives it with all that is said of it.
+    /// Makes a regular file, or overwrites an existing one, and sets its metadata.
     pub fn file(
         &mut self,
         parent: &Dir,
         name: &[u8],
         of: &Attributes,
-        content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
-    ) -> Outcome<Node> {
+        content: impl FnOnce(&mut Self, &File) -> StepResult<()>,
+    ) -> StepResult<Node> {
         let expected = std::mem::take(&mut self.expected);
         go_on()?;
         self.shared.budget.lock().take_file()?;
@@ -367,7 +366,7 @@ impl<'a> Filler<'a> {
         }
         let new = self.new_node(of, false);
         if self.rules.existing != Existing::LastCounts && parent.lookup(name)?.is_none() {
-            // Whatever happens meanwhile, half of it is never there.
+            // Whatever happens, half a file never appears.
             let file = parent.create_unnamed(&new)?;
             let node = file.node().clone();
             self.fill(&node, of, content)?;
@@ -377,15 +376,15 @@ impl<'a> Filler<'a> {
         let (node, name) = self.make(parent, name, |name| parent.create_file(name, &new))?;
         let written = self.fill(&node, of, content).and_then(|()| Ok(name.publish(parent)?));
         if let Err(trouble) = written {
-            // Half a file passes for a whole one. What went wrong first is what is said.
+            // Half a file would pass for a whole one. The first failure is reported.
             name.take_back(parent);
             return Err(trouble);
         }
         self.made(node, of)
     }
 
-    /// Ends something new that has its name.
-    fn made(&self, node: Node, of: &Attributes) -> Outcome<Node> {
+    /// Finishes something new that has its name.
+    fn made(&self, node: Node, of: &Attributes) -> StepResult<Node> {
         self.inode(&node, of)?;
         self.shared.was_made(node.ino());
         Ok(node)
@@ -395,8 +394,8 @@ impl<'a> Filler<'a> {
         &mut self,
         node: &Node,
         of: &Attributes,
-        content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
-    ) -> Outcome<()> {
+        content: impl FnOnce(&mut Self, &File) -> StepResult<()>,
+    ) -> StepResult<()> {
         self.owner(node, of)?;
         self.plain(node, of)?;
         // Later there may be no room for them beside the map.
@@ -407,7 +406,7 @@ impl<'a> Filler<'a> {
         content(self, &node.open()?)?;
         let capability = of.xattrs.iter().find(|(name, _)| name == CAPABILITY && self.takes_xattr(name));
         if let Some((name, value)) = capability {
-            // A change of content has taken it off.
+            // The change of content has removed it.
             node.set_xattr(name, value, SetXattr::Either)?;
         }
         Ok(())
@@ -419,9 +418,9 @@ impl<'a> Filler<'a> {
         wanted && self.rules.trust.takes_xattr(name)
     }
 
-    /// The regular file to write into, where links lead to one; `None` if something new is to be made: nothing has the
-    /// name, or what has it makes room, as `cp` has it.
-    fn existing(&self, parent: &Dir, name: &[u8]) -> Outcome<Option<Node>> {
+    /// The existing regular file to overwrite, through links. `None`: a new file is made, as the name is free or will
+    /// be replaced, as with `cp`.
+    fn existing(&self, parent: &Dir, name: &[u8]) -> StepResult<Option<Node>> {
         let refuse = |what: String| Err(Trouble::new(Exit::AlreadyExists, what));
         let Some(mut node) = parent.lookup(name)? else { return Ok(None) };
         if node.file_type().is_symlink() {
@@ -439,13 +438,13 @@ impl<'a> Filler<'a> {
             return refuse(format!("a {kind} has the name of the copy, and is left as it is"));
         }
         self.check_made(&node)?;
-        // A link among what is copied would otherwise become one to files that are not.
+        // Otherwise a hard link within the copy could become one to a file outside of it.
         let replaced = self.rules.keep_links && node.metadata()?.nlink > 1;
         Ok((!replaced).then_some(node))
     }
 
-    /// Whether a name is, or leads to, a file that is to be copied there.
-    pub fn leads_to(&self, parent: &Dir, name: &[u8], node: &Node) -> Outcome<bool> {
+    /// Whether a name is, or links to, the source file itself.
+    pub fn leads_to(&self, parent: &Dir, name: &[u8], node: &Node) -> StepResult<bool> {
         let Some(there) = parent.lookup(name)? else { return Ok(false) };
         if there.ino() == node.ino() {
             return Ok(true);
@@ -458,7 +457,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Refuses to lose what this work has made.
-    fn check_made(&self, there: &Node) -> Outcome<()> {
+    fn check_made(&self, there: &Node) -> StepResult<()> {
         if self.rules.existing != Existing::LastCounts && self.shared.is_made(there.ino()) {
             return Err(Trouble::new(
                 Exit::AlreadyExists,
@@ -468,13 +467,13 @@ impl<'a> Filler<'a> {
         Ok(())
     }
 
-    /// Writes into a file that is there, which stays the same one. If that fails, a part of it is written.
+    /// Overwrites an existing file in place. If that fails, a part of it is written.
     fn overwrite(
         &mut self,
         node: Node,
         of: &Attributes,
-        content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
-    ) -> Outcome<Node> {
+        content: impl FnOnce(&mut Self, &File) -> StepResult<()>,
+    ) -> StepResult<Node> {
         let file = node.open()?;
         file.set_len(0)?;
         content(self, &file).map_err(Trouble::in_part)?;
@@ -482,21 +481,21 @@ impl<'a> Filler<'a> {
         self.owner(&node, of)?;
         self.keep_xattrs(&node, of)?;
         let mut changes = self.changes(&node, of);
-        // Filling a file leaves its times alone.
+        // Filling a file does not change its times.
         changes.mtime = changes.mtime.or_else(|| Some(self.rules.now()));
         node.change(&changes)?;
         self.shared.was_made(node.ino());
         Ok(node)
     }
 
-    /// Makes anything else; `None` if it is left out.
+    /// Makes anything else; `None` if it is skipped.
     pub fn leaf(
         &mut self,
         parent: &Dir,
         name: &[u8],
         of: &Attributes,
         what: &Leaf<'_>,
-    ) -> Outcome<Option<Node>> {
+    ) -> StepResult<Option<Node>> {
         go_on()?;
         if let Leaf::Special(Special::CharDevice(..) | Special::BlockDevice(..)) = what {
             match self.rules.trust.devices {
@@ -521,8 +520,8 @@ impl<'a> Filler<'a> {
         self.made(node, of).map(Some)
     }
 
-    /// Gives a file that was made another name.
-    pub fn link(&self, parent: &Dir, name: &[u8], to: &Node) -> Outcome<()> {
+    /// Gives a new file another name.
+    pub fn link(&self, parent: &Dir, name: &[u8], to: &Node) -> StepResult<()> {
         go_on()?;
         if parent.lookup(name)?.is_some_and(|there| there.ino() == to.ino()) {
             return Ok(());
@@ -531,13 +530,13 @@ impl<'a> Filler<'a> {
         Ok(name.publish(parent).inspect_err(|_| name.take_back(parent))?)
     }
 
-    /// Makes something: under its name, or, where that is taken, under another one of which it is to be moved.
+    /// Makes something under its name, or, if that is taken, under a temporary one from which it is moved.
     fn make<'n, T>(
         &self,
         parent: &Dir,
         name: &'n [u8],
         make: impl Fn(&[u8]) -> uxfs::Result<T>,
-    ) -> Outcome<(T, NewName<'n>)> {
+    ) -> StepResult<(T, NewName<'n>)> {
         if let Some(made) = NewName::make(name, &make)? {
             return Ok(made);
         }
@@ -551,19 +550,18 @@ impl<'a> Filler<'a> {
         Ok(NewName::make_beside(name, make)?)
     }
 
-    /// Sets all that is said of a directory and is to be kept.
-    pub fn finish(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+    /// Sets the metadata of a directory that is to be kept.
+    pub fn finish(&self, node: &Node, of: &Attributes) -> StepResult<()> {
         if self.rules.keep.ownership {
-            // Else one that was there keeps its owner, and a new one has the right one.
+            // Otherwise an existing one keeps its owner, and a new one has the right one.
             self.owner(node, of)?;
         }
         self.keep_xattrs(node, of)?;
         self.inode(node, of)
     }
 
-    /// Gives a file its owner, if that is kept or was asked for. That comes first: a file that changes hands loses its
-    /// capabilities.
-    fn owner(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+    /// Sets the owner, if it is kept or given. That comes first: a change of owner removes capabilities.
+    fn owner(&self, node: &Node, of: &Attributes) -> StepResult<()> {
         let (rules, new) = (self.rules, self.new_node(of, node.file_type().is_dir()));
         let changes = Changes {
             uid: (rules.keep.ownership || rules.owner.uid.is_some()).then_some(new.uid),
@@ -573,9 +571,9 @@ impl<'a> Filler<'a> {
         self.change(node, &changes)
     }
 
-    /// Takes off something new what its directory gave to it, where its permissions are the umask's matter alone. A
-    /// directory hands on what it was handed down.
-    fn plain(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+    /// Removes inherited access control lists from a new file if its permissions follow the umask alone. A
+    /// directory keeps its default list.
+    fn plain(&self, node: &Node, of: &Attributes) -> StepResult<()> {
         let (keep, kind) = (self.rules.keep, node.file_type());
         if keep.mode || keep.similar_mode || kind.is_symlink() {
             return Ok(());
@@ -588,23 +586,23 @@ impl<'a> Filler<'a> {
         self.change(node, &Changes { permissions: Some(permissions), ..Changes::default() })
     }
 
-    /// Once more, behind all that may have changed it since: its permissions and times.
-    pub fn settle(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+    /// Sets permissions and times again, after everything that may have changed them.
+    pub fn settle(&self, node: &Node, of: &Attributes) -> StepResult<()> {
         self.inode(node, of)
     }
 
-    /// Whether so many directories may lie below each other.
-    pub fn check_depth(&self, depth: usize) -> Outcome<()> {
+    /// Whether this many nested directories are allowed.
+    pub fn check_depth(&self, depth: usize) -> StepResult<()> {
         Ok(self.shared.budget.lock().check_depth(depth as u64)?)
     }
 
-    /// Sets what else is said of a file in its inode. Permissions come behind the lists, which they are a part of, and
-    /// times behind all.
-    fn inode(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+    /// Sets the rest of a file's metadata. Permissions come after the lists, as they are part of them, and times come
+    /// last.
+    fn inode(&self, node: &Node, of: &Attributes) -> StepResult<()> {
         self.change(node, &self.changes(node, of))
     }
 
-    /// What of it is kept, or was asked for.
+    /// The part that is kept or was requested.
     fn changes(&self, node: &Node, of: &Attributes) -> Changes {
         let (rules, kind) = (self.rules, node.file_type());
         let new = self.new_node(of, kind.is_dir());
@@ -618,8 +616,8 @@ impl<'a> Filler<'a> {
         of.inode.as_ref().map_or(changes, |exact| exact.behind_all(changes))
     }
 
-    /// Makes changes, unless all is so already.
-    fn change(&self, node: &Node, changes: &Changes) -> Outcome<()> {
+    /// Makes changes, unless nothing would change.
+    fn change(&self, node: &Node, changes: &Changes) -> StepResult<()> {
         let found = node.metadata()?;
         if exact::says_more(changes) {
             return exact::set(node, changes);
@@ -638,21 +636,21 @@ impl<'a> Filler<'a> {
     }
 
     /// Sets attributes, and counts those that are lost.
-    fn keep_xattrs(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+    fn keep_xattrs(&self, node: &Node, of: &Attributes) -> StepResult<()> {
         self.lose_xattrs(self.xattrs(node, of)?);
         Ok(())
     }
 
     /// Sets attributes; access control lists go with permissions. Gives how many the volume cannot hold.
-    fn xattrs(&self, node: &Node, of: &Attributes) -> Outcome<u64> {
+    fn xattrs(&self, node: &Node, of: &Attributes) -> StepResult<u64> {
         let mut lost = 0;
-        // An archive that says nothing of lists leaves a directory that was there those that it has.
+        // If an archive has no lists, an existing directory keeps its own.
         let silent = self.rules.existing == Existing::LastCounts
             && !of.xattrs.iter().any(|(name, _)| is_acl(name))
             && !self.shared.is_made(node.ino())
             && node.file_type().is_dir();
         if self.rules.inherit && self.rules.keep.mode && !silent {
-            // What the directory gives to new files would let in people whom the source doesn't.
+            // The inherited list could give access to users that the source excludes.
             for name in node.xattr_names()? {
                 if is_acl(&name) && !of.xattrs.iter().any(|(wanted, _)| *wanted == name) {
                     node.remove_xattr(&name)?;
@@ -665,7 +663,7 @@ impl<'a> Filler<'a> {
                 continue;
             }
             if name.starts_with(b"trusted.SGI_ACL_") || (name == DEFAULT_ACL && !is_dir) {
-                // The list itself goes over as `system.posix_acl_…`.
+                // The list itself is copied as `system.posix_acl_…`.
                 continue;
             }
             match node.set_xattr(name, value, SetXattr::Either) {
@@ -684,7 +682,7 @@ impl<'a> Filler<'a> {
         let (uid, gid) = if rules.keep.ownership { (of.uid, of.gid) } else { (0, 0) };
         let mut plain = rules.keep.plain(of.permissions, is_dir);
         if is_dir {
-            // As `cp` has it, also where a list takes the umask's place.
+            // As with `cp`, even if a default list replaces the umask.
             plain &= !(0o022 & rules.umask);
         }
         let (atime, mtime) = match rules.keep.timestamps {
@@ -707,14 +705,14 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Copies the bytes from `start` to `end`, as `read` gives them for a place in the source.
+    /// Copies the bytes from `start` to `end`. `read` gives them by offset in the source.
     pub fn copy_run(
         &mut self,
         to: &File,
         start: u64,
         end: u64,
-        mut read: impl FnMut(&mut [u8], u64) -> Outcome<usize>,
-    ) -> Outcome<()> {
+        mut read: impl FnMut(&mut [u8], u64) -> StepResult<usize>,
+    ) -> StepResult<()> {
         let mut at = start;
         while at < end {
             let want = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
@@ -731,15 +729,15 @@ impl<'a> Filler<'a> {
         Ok(())
     }
 
-    /// Counts data that a copy has without a byte of it copied.
-    pub fn share(&mut self, bytes: u64) -> Outcome<()> {
+    /// Counts data that a copy shares with its source.
+    pub fn share(&mut self, bytes: u64) -> StepResult<()> {
         self.shared.budget.lock().take_size(bytes)?;
         self.bar.inc(bytes);
         Ok(())
     }
 
-    /// Adds bytes to the end of a file, or behind it.
-    pub fn append(&mut self, to: &File, at: u64, data: &[u8]) -> Outcome<()> {
+    /// Adds bytes at the end of a file, or past it.
+    pub fn append(&mut self, to: &File, at: u64, data: &[u8]) -> StepResult<()> {
         go_on()?;
         self.shared.budget.lock().take_size(data.len() as u64)?;
         to.append_at(data, at)?;
@@ -748,24 +746,24 @@ impl<'a> Filler<'a> {
     }
 }
 
-/// What is said of a device that is not made.
+/// The message for a device that is not made.
 pub const NO_DEVICE: &str = "a device; devices are copied with -a or --devices";
 
-/// Ends the work if a signal asked for that.
-fn go_on() -> Outcome<()> {
+/// Ends the work after a signal.
+fn go_on() -> StepResult<()> {
     if interrupt::asked() { Err(Trouble::end(Exit::Interrupted, interrupt::WHAT)) } else { Ok(()) }
 }
 
-/// Lets a file end where it should: the last hole is not written.
-pub fn end_at(file: &File, size: u64) -> Outcome<()> {
+/// Sets the end of a file: a hole at the end is not written.
+pub fn end_at(file: &File, size: u64) -> StepResult<()> {
     if file.size() != size {
         file.set_len(size)?;
     }
     Ok(())
 }
 
-/// Refuses to begin to write into a file if there cannot be room for so much: what is in it would be lost for nothing.
-fn check_room(there: &Node, bytes: u64) -> Outcome<()> {
+/// Refuses to overwrite a file if there is not enough space: its content would be lost for nothing.
+fn check_room(there: &Node, bytes: u64) -> StepResult<()> {
     let info = there.volume().info()?;
     let free = info.free_blocks.saturating_mul(info.block_size.into());
     let own = there.metadata()?.blocks.saturating_mul(512);
@@ -782,8 +780,8 @@ fn now() -> Timestamp {
     Timestamp { seconds: since.as_secs().cast_signed(), nanoseconds: since.subsec_nanos() }
 }
 
-/// What a volume says of a node of its own, for a copy of it.
-pub fn attributes_of(node: &Node) -> Outcome<Attributes> {
+/// The metadata of a node, for a copy of it.
+pub fn attributes_of(node: &Node) -> StepResult<Attributes> {
     let of = node.metadata()?;
     let mut xattrs = Vec::new();
     for name in node.xattr_names()? {
@@ -802,7 +800,7 @@ pub fn attributes_of(node: &Node) -> Outcome<Attributes> {
     })
 }
 
-/// The special file that metadata describe; `None` if it is of another type.
+/// The special file of this metadata; `None` if it is of another type.
 pub fn special_of(of: &Metadata) -> Option<Special> {
     let (major, minor) = of.rdev.map_or((0, 0), |rdev| (rdev.major, rdev.minor));
     Some(match of.file_type {
@@ -848,7 +846,7 @@ mod tests {
         }
     }
 
-    /// Whatever ends the process while a file is written: the name has what it had, or nothing.
+    /// If the process ends while a file is written, the name has its old file, or none.
     #[test]
     fn a_file_has_its_name_when_it_is_whole() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,29 +1,30 @@
-//! Files that whoever finds them leaves to another thread: what is said of them and what is in them, all in memory.
+//! Small files for another thread: metadata and content, all in memory.
 //!
-//! Invariant: none takes more memory than [`SMALL`] bytes and little besides, whatever an archive says.
+//! Invariant: none takes much more memory than [`SMALL`] bytes, whatever an archive contains.
 
-use super::{Attributes, Filler, Leaf, Outcome, end_at};
+use super::{Attributes, Filler, Leaf, StepResult, end_at};
 use uxfs::{Dir, File, Special};
 
-/// Bytes of content and of attributes; who has more is made by whoever finds it.
+/// The limit for content and attributes together. Larger files are made by the thread that finds
+/// them.
 pub const SMALL: usize = 128 << 10;
-/// Pieces that the content is in.
+/// The most pieces of content.
 const PIECES_MAX: usize = 1024;
 
 /// A file of any type but a directory.
 pub struct Small {
     /// Its name.
     pub name: Vec<u8>,
-    /// What is said of it.
+    /// Its metadata.
     pub of: Attributes,
-    /// What is in it.
+    /// Its content.
     pub content: Content,
 }
 
-/// Bytes of a file, and from which byte on.
+/// Bytes of a file, and their offset.
 pub type Piece = (u64, Vec<u8>);
 
-/// What is in a file.
+/// The content of a file.
 pub enum Content {
     /// Pieces of a regular file, and its size.
     Data(Vec<Piece>, u64),
@@ -33,14 +34,14 @@ pub enum Content {
     Special(Special),
 }
 
-/// Whether a file of which this is said, with so many bytes of content in so many pieces, is small.
+/// Whether a file with this metadata, and this many bytes and pieces of content, is small.
 pub fn is_small(of: &Attributes, bytes: u64, pieces: usize) -> bool {
     pieces <= PIECES_MAX && bytes.saturating_add(of.bytes() as u64) <= SMALL as u64
 }
 
 impl Small {
-    /// Makes it.
-    pub fn make(&self, filler: &mut Filler<'_>, dir: &Dir) -> Outcome<()> {
+    /// Makes the file.
+    pub fn make(&self, filler: &mut Filler<'_>, dir: &Dir) -> StepResult<()> {
         let (name, of) = (&self.name, &self.of);
         match &self.content {
             Content::Data(pieces, size) => {
@@ -77,7 +78,7 @@ impl Content {
 }
 
 /// Adds pieces to the end of a file.
-pub fn append(filler: &mut Filler<'_>, to: &File, pieces: &[Piece]) -> Outcome<()> {
+pub fn append(filler: &mut Filler<'_>, to: &File, pieces: &[Piece]) -> StepResult<()> {
     pieces.iter().try_for_each(|(at, piece)| filler.append(to, *at, piece))
 }
 

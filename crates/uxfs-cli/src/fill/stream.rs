@@ -1,9 +1,9 @@
 //! Bytes of a pipe, a device or standard input, read for a volume.
 //!
-//! Invariants: what is read is waited for in short turns, so that a signal is heard while nothing comes; a pipe that
-//! nobody writes to yet is waited for, as any reader does.
+//! Invariants: reads wait in short turns, so that a signal is noticed while nothing arrives; a pipe without a writer
+//! is waited for, as by any reader.
 
-use super::{Attributes, CHUNK, Filler, Outcome, Rules, go_on};
+use super::{Attributes, CHUNK, Filler, Rules, StepResult, go_on};
 use crate::exit::Exit;
 use crate::fill::Trouble;
 use crate::host::stream::is_read_in_order;
@@ -24,20 +24,20 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// What is at `path`, if that is no directory and cannot be read by offsets: a pipe, a device, or an open file
+    /// The file at `path`, if it cannot be read by offset and is no directory: a pipe, a device, or an open file
     /// without a name.
     pub fn of(path: &Path) -> std::io::Result<Option<Self>> {
         let found = rustix::fs::stat(path)?;
         let special = match FileType::from_raw_mode(found.st_mode) {
             kind if is_read_in_order(kind) => true,
-            // Open, as `/dev/stdin`, but nothing leads there any more.
+            // Open, like `/dev/stdin`, but its path does not exist any more.
             FileType::RegularFile => path.canonicalize().is_err(),
             _ => false,
         };
         if !special {
             return Ok(None);
         }
-        // Opening a pipe waits for nobody then; reading does.
+        // Then opening a pipe does not wait; reading does.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         Ok(Some(Self::Opened(rustix::fs::open(path, flags, Mode::empty())?.into())))
     }
@@ -49,8 +49,8 @@ impl Stream {
         }
     }
 
-    /// What is said of it. What comes from standard input is made as a shell would make it.
-    fn attributes(&self, rules: &Rules) -> Outcome<Attributes> {
+    /// Its metadata. Standard input becomes a file as a shell would make it.
+    fn attributes(&self, rules: &Rules) -> StepResult<Attributes> {
         let found = rustix::fs::fstat(self.fd()).map_err(std::io::Error::from)?;
         let permissions = match self {
             Self::Stdin(_) => 0o666,
@@ -68,8 +68,8 @@ impl Stream {
         })
     }
 
-    /// Makes a file of all that comes.
-    pub fn copy(self, filler: &mut Filler<'_>, dir: &Dir, name: &[u8]) -> Outcome<()> {
+    /// Makes a file of all the input.
+    pub fn copy(self, filler: &mut Filler<'_>, dir: &Dir, name: &[u8]) -> StepResult<()> {
         filler.at(name);
         let of = self.attributes(filler.rules())?;
         let mut from: Box<dyn Read> = match self {
@@ -94,8 +94,8 @@ impl Stream {
     }
 }
 
-/// Fills a buffer, unless all has come.
-fn fill(from: &mut dyn Read, buf: &mut [u8]) -> Outcome<usize> {
+/// Fills a buffer, up to the end of the input.
+fn fill(from: &mut dyn Read, buf: &mut [u8]) -> StepResult<usize> {
     let mut len = 0;
     while len < buf.len() {
         go_on()?;

@@ -1,16 +1,15 @@
-//! Threads that make files beside the one that says which.
+//! Worker threads that make files for the thread that walks the source.
 //!
 //! Invariants:
-//! - what threads make in one directory is made by one of them, in the order in which it was said: so what is said of the
-//!   directory itself comes behind all that is in it;
-//! - they make things in directories that this work made, and nowhere else: what was in a directory before may be reached by
-//!   several names, and order would matter;
-//! - no more waits for a thread than [`BATCHES`] hold;
-//! - what was said is made, whatever comes to whoever said it; what fails is told to them. If it ends the work, nothing is
-//!   begun behind it;
-//! - without threads, whoever says it makes it.
+//! - all files of a directory are made by one thread, in order: so the directory's own metadata come after everything
+//!   in it;
+//! - they work only in directories that this work made: older files may have several names, and the order would matter;
+//! - at most [`BATCHES`] batches wait for a thread;
+//! - what was handed over is made, whatever happens to the walking thread; failures are returned to it. A failure that
+//!   ends the work also ends the workers;
+//! - without workers, the walking thread makes everything.
 
-use super::{Filler, Outcome, Trouble};
+use super::{Filler, StepResult, Trouble};
 use crate::exit::{Exit, Result};
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -25,22 +24,22 @@ const BATCH_BYTES: usize = 256 << 10;
 /// Batches that wait for a thread, at most.
 const BATCHES: usize = 4;
 
-/// Makes one file with the filler of whichever thread does it.
-pub type Make<'a> = Box<dyn FnOnce(&mut Filler<'a>) -> Outcome<()> + Send + 'a>;
+/// Makes one file with the filler of its thread.
+pub type Make<'a> = Box<dyn FnOnce(&mut Filler<'a>) -> StepResult<()> + Send + 'a>;
 
 /// One of the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ThreadIndex(usize);
 
-/// Something that was said, and the thread that makes it.
+/// A file that was handed over, and its thread.
 #[derive(Clone, Copy, Debug)]
 struct Given {
     thread: ThreadIndex,
-    /// How many that thread had been given with it.
+    /// How many the thread had been given, including it.
     nth: u64,
 }
 
-/// What failed, and the name by which it is told.
+/// A failure, and the name for its message.
 pub struct Failed {
     pub place: String,
     pub trouble: Trouble,
@@ -51,7 +50,7 @@ struct Task<'a> {
     place: String,
 }
 
-/// The threads, as whoever says what is made has them.
+/// The workers, as the walking thread sees them.
 pub struct Threads<'scope, 'a> {
     threads: Vec<Thread<'scope, 'a>>,
     failed: Receiver<Failed>,
@@ -60,7 +59,7 @@ pub struct Threads<'scope, 'a> {
 
 struct Thread<'scope, 'a> {
     to: SyncSender<Vec<Task<'a>>>,
-    /// What is handed over next.
+    /// The batch that is being filled.
     batch: Vec<Task<'a>>,
     batch_bytes: usize,
     given: u64,
@@ -72,7 +71,7 @@ impl Thread<'_, '_> {
     fn hand_over(&mut self) {
         self.batch_bytes = 0;
         if !self.batch.is_empty() {
-            // One that is gone panicked, which is told when it is waited for.
+            // If it is gone, it has panicked, which shows when it is joined.
             let _ = self.to.send(std::mem::take(&mut self.batch));
         }
     }
@@ -83,7 +82,7 @@ impl Thread<'_, '_> {
 }
 
 impl<'scope, 'a: 'scope> Threads<'scope, 'a> {
-    /// So many threads, with a filler each; none if that is one.
+    /// Starts this many workers, with a filler each; none for one thread.
     pub fn new<'env>(scope: &'scope Scope<'scope, 'env>, filler: &Filler<'a>, threads: usize) -> Self {
         let (tell, failed) = channel();
         let is_over = Arc::new(AtomicBool::new(false));
@@ -96,7 +95,7 @@ impl<'scope, 'a: 'scope> Threads<'scope, 'a> {
                 is_over: is_over.clone(),
                 done: done.clone(),
             };
-            // Those that cannot be had are not missed.
+            // The work is possible with fewer threads.
             let thread = Builder::new().name(format!("uxfs-make-{nth}"));
             let handle = thread.spawn_scoped(scope, move || worker.run(from)).ok()?;
             Some(Thread { to, batch: Vec::new(), batch_bytes: 0, given: 0, done, handle })
@@ -112,14 +111,14 @@ impl<'a> Threads<'_, 'a> {
         self.threads.is_empty()
     }
 
-    /// The thread that has least to do, for a directory that has none yet. There has to be one.
+    /// The least busy thread, for a directory without one. There must be workers.
     pub fn least_busy(&self) -> ThreadIndex {
         let threads = self.threads.iter().enumerate();
         let least = threads.min_by_key(|(_, thread)| thread.waiting());
         ThreadIndex(least.expect("there are threads").0)
     }
 
-    /// Has a thread make something, of about so many bytes of content. If it fails, that is told by this name.
+    /// Hands a file of about this many bytes to a thread. A failure is reported with this name.
     pub fn give(&mut self, thread: ThreadIndex, bytes: usize, place: String, make: Make<'a>) {
         let thread = &mut self.threads[thread.0];
         thread.given += 1;
@@ -134,13 +133,14 @@ impl<'a> Threads<'_, 'a> {
         self.threads[given.thread.0].done.load(Ordering::Acquire) >= given.nth
     }
 
-    /// What failed since this was asked last.
+    /// The failures since the last call.
     pub fn failed(&self) -> impl Iterator<Item = Failed> {
         self.failed.try_iter()
     }
 
-    /// Waits until a thread has made all that it was given; fails if the work is over, which [`finish`](Self::finish) explains.
-    pub fn wait(&mut self, thread: ThreadIndex) -> Outcome<()> {
+    /// Waits until a thread has made everything it was given; fails if the work has ended, which
+    /// [`finish`](Self::finish) explains.
+    pub fn wait(&mut self, thread: ThreadIndex) -> StepResult<()> {
         let (done, is_done) = channel::<()>();
         let mark = move |_: &mut Filler<'a>| {
             drop(done);
@@ -154,14 +154,14 @@ impl<'a> Threads<'_, 'a> {
     }
 
     /// Fails if something that a thread made has ended the work.
-    pub fn check(&self) -> Outcome<()> {
+    pub fn check(&self) -> StepResult<()> {
         match self.is_over.load(Ordering::Acquire) {
             true => Err(Trouble::end(Exit::Io, "another thread has ended the work")),
             false => Ok(()),
         }
     }
 
-    /// Waits until all is made that was given. What ended the work there came before what ended it `here`.
+    /// Waits until everything is made. A failure that ended the workers takes precedence over one `here`.
     pub fn finish(self, here: Result<()>, say: impl FnMut(&str)) -> Result<()> {
         tell(self.join(), say).and(here)
     }
@@ -181,13 +181,13 @@ impl<'a> Threads<'_, 'a> {
 }
 
 impl Drop for Threads<'_, '_> {
-    /// Where nobody [`finish`](Self::finish)es, as in a panic, what was given and not begun is not made.
+    /// Without [`finish`](Self::finish), as in a panic, files that were not begun are not made.
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Release);
     }
 }
 
-/// What a thread has.
+/// The state of a worker.
 struct Worker<'a> {
     filler: Filler<'a>,
     tell: Sender<Failed>,
@@ -204,7 +204,7 @@ impl<'a> Worker<'a> {
                 if trouble.ends() {
                     self.is_over.store(true, Ordering::Release);
                 }
-                // Nobody may want to know any more.
+                // The walking thread may be gone.
                 let _ = self.tell.send(Failed { place: task.place, trouble });
             }
             self.done.fetch_add(1, Ordering::Release);
@@ -215,7 +215,7 @@ impl<'a> Worker<'a> {
 /// Names that threads may not have made yet.
 pub struct InFlight<K> {
     names: HashMap<K, Given>,
-    /// So many are kept before those are taken out that are made.
+    /// How many names are kept before finished ones are removed.
     most: usize,
 }
 
@@ -226,7 +226,7 @@ impl<K: Eq + Hash> Default for InFlight<K> {
 }
 
 impl<K: Eq + Hash> InFlight<K> {
-    /// A name is about to be given to a thread.
+    /// Records a name that is handed to a thread.
     pub fn insert(&mut self, name: K, threads: &Threads<'_, '_>, thread: ThreadIndex) {
         if self.names.len() >= self.most {
             self.names.retain(|_, given| !threads.is_made(*given));
@@ -236,8 +236,8 @@ impl<K: Eq + Hash> InFlight<K> {
         self.names.insert(name, Given { thread, nth });
     }
 
-    /// Waits for whoever makes a name.
-    pub fn wait_for(&mut self, name: &K, threads: &mut Threads<'_, '_>) -> Outcome<()> {
+    /// Waits for the thread that makes a name.
+    pub fn wait_for(&mut self, name: &K, threads: &mut Threads<'_, '_>) -> StepResult<()> {
         let Some(given) = self.names.remove(name) else { return Ok(()) };
         if !threads.is_made(given) {
             threads.wait(given.thread)?;
@@ -246,7 +246,7 @@ impl<K: Eq + Hash> InFlight<K> {
     }
 }
 
-/// Tells what failed: the first that ends the work ends it.
+/// Reports failures: the first that ends the work is returned.
 pub fn tell(failed: impl IntoIterator<Item = Failed>, mut say: impl FnMut(&str)) -> Result<()> {
     for Failed { place, trouble } in failed {
         if trouble.ends() {

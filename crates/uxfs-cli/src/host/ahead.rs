@@ -1,22 +1,22 @@
-//! Reading ahead: a thread reads what comes next, while what came is worked on.
+//! Reading ahead: a thread reads the next data while the last are being processed.
 //!
-//! Invariants: what is read comes in order and to its end, or to the error that ended it; no more than [`CHUNKS`] pieces
-//! wait, so that a fast source costs no memory; nobody waits for the thread, which a source may keep for ever.
+//! Invariants: data arrive in order, up to the end or the first error; at most [`CHUNKS`] pieces wait, so that a fast
+//! source takes little memory; the thread is never joined, since a source may block it for ever.
 
 use std::io::{self, ErrorKind, Read};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-/// Bytes that are asked for at once.
+/// Bytes to read at once.
 const CHUNK: usize = 1 << 20;
-/// Pieces that wait at most.
+/// The most pieces that wait.
 const CHUNKS: usize = 4;
 
-/// Has a thread read ahead, if one can be had.
+/// Starts a thread that reads ahead, if possible.
 pub fn ahead(source: impl Read + Send + 'static) -> Box<dyn Read> {
     let (full, chunks) = sync_channel(CHUNKS);
     let (spent, empty) = sync_channel(CHUNKS + 2);
-    // The source goes over once the thread is there, and stays here otherwise.
+    // The source moves to the thread once it runs. Otherwise it stays here.
     let (give, take) = sync_channel(1);
     let reads = move || {
         if let Ok(source) = take.recv() {
@@ -32,7 +32,7 @@ pub fn ahead(source: impl Read + Send + 'static) -> Box<dyn Read> {
     }
 }
 
-/// Sends all that comes; an empty piece is the end.
+/// Sends all data; an empty piece is the end.
 fn read_all(mut source: impl Read, full: &SyncSender<io::Result<Vec<u8>>>, empty: &Receiver<Vec<u8>>) {
     loop {
         let mut chunk = empty.try_recv().unwrap_or_default();
@@ -54,7 +54,7 @@ fn read_all(mut source: impl Read, full: &SyncSender<io::Result<Vec<u8>>>, empty
     }
 }
 
-/// What a thread has read.
+/// The data that a thread has read.
 struct Ahead {
     chunks: Receiver<io::Result<Vec<u8>>>,
     /// Pieces whose memory is used again.
@@ -85,7 +85,7 @@ impl Read for Ahead {
 mod tests {
     use super::*;
 
-    /// Gives bytes that follow from their place, in pieces of any size, and then an error or the end.
+    /// Gives bytes that depend on their offset, in pieces of any size, and then an error or the end.
     struct Source {
         at: usize,
         end: usize,
@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    /// A thread that panics is no end: half an archive would pass for a whole one.
+    /// A panic of the thread is not an end: half an archive would pass for a whole one.
     #[test]
     fn a_source_that_panics_is_an_error() {
         struct Panics(bool);
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(found, [1]);
     }
 
-    /// Whoever lets go of it does not wait for what the source still has.
+    /// Dropping it does not wait for the source.
     #[test]
     fn a_source_without_end_is_let_go_of() {
         let mut from = ahead(io::repeat(3));

@@ -1,10 +1,10 @@
-//! Owner, permissions, attributes and times of what was written, where the host permits them.
+//! Sets owner, permissions, attributes and times of written files, as far as the host permits.
 //!
-//! Everything is set by descriptor, so that nobody can put something else in its place meanwhile.
+//! Everything is set by descriptor, so that no one can swap the file meanwhile.
 //!
-//! Order matters: a change of owner clears set-user-ID and capabilities, so that permissions and attributes come
-//! behind it; the permissions of a file with an access control list are its mask, so that an inherited list goes
-//! before they come; and every change moves the time of change, so that times come last.
+//! Order matters: a change of owner clears set-user-ID and capabilities, so permissions and attributes come
+//! after it; the group permissions of a file with an access control list are its mask, so an inherited list is
+//! removed before they are set; and every change sets the time of change, so times come last.
 
 use crate::trust::{Trust, is_acl};
 use rustix::fd::{AsRawFd, BorrowedFd};
@@ -22,7 +22,7 @@ const DEFAULT_ACL: &str = "system.posix_acl_default";
 pub struct Keep {
     /// Permissions, access control lists among them.
     pub mode: bool,
-    /// Where they are not kept: whether new files start from those of their source, less the umask.
+    /// If they are not kept: whether new files start from those of their source, less the umask.
     pub similar_mode: bool,
     /// Owner and group.
     pub ownership: bool,
@@ -32,7 +32,7 @@ pub struct Keep {
     pub xattrs: bool,
 }
 
-/// What was not kept because the host does not permit or not support it.
+/// What was not kept, because the host does not permit or support it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lost {
     /// Attributes.
@@ -46,7 +46,7 @@ impl Keep {
     pub const ALL: Self =
         Self { mode: true, similar_mode: true, ownership: true, timestamps: true, xattrs: true };
 
-    /// Permissions that something new begins with if they are not kept, of which the umask is taken off.
+    /// The first permissions of a new file if they are not kept, before the umask.
     pub fn plain(self, permissions: u16, is_dir: bool) -> u16 {
         match (self.similar_mode, is_dir) {
             (true, true) => permissions & 0o1777,
@@ -56,18 +56,19 @@ impl Keep {
         }
     }
 
-    /// Whether a new file's permissions are set when it is there: its directory, or a change of owner, may change them.
+    /// Whether a new file's permissions are set after it was made: its directory, or a change of owner, may change
+    /// them.
     pub fn finishes(self) -> bool {
         self.ownership || !self.similar_mode
     }
 
-    /// Whether nothing is kept, and nothing is to be set.
+    /// Whether there is nothing to set.
     pub fn nothing(self) -> bool {
         !(self.finishes() || self.mode || self.ownership || self.timestamps || self.xattrs)
     }
 }
 
-/// How something on the host is reached.
+/// How a file of the host is accessed.
 #[derive(Clone, Copy)]
 pub enum Written<'a> {
     /// An open file or directory.
@@ -76,7 +77,7 @@ pub enum Written<'a> {
     Handle(BorrowedFd<'a>),
 }
 
-/// Gives what was written what is kept of `node`. `finish`: its permissions, if those are not kept.
+/// Sets on a written file what is kept of `node`. `finish`: its permissions, if those are not kept.
 pub fn apply(
     keep: Keep,
     trust: &Trust,
@@ -86,18 +87,18 @@ pub fn apply(
     lost: &mut Lost,
 ) -> io::Result<()> {
     let metadata = node.metadata()?;
-    let place = Place(written);
+    let place = XattrTarget(written);
     let owned = !keep.ownership || place.chown(&metadata, lost)?;
     if keep.mode && !metadata.is_symlink() {
-        // What the directory gives to new files would let in people whom the image doesn't.
+        // The inherited list could give access to users that the image excludes.
         place.remove_acls(metadata.is_dir())?;
         let mode = Mode::from_raw_mode(trust.permissions(metadata.permissions()).into());
-        // A file that runs as its owner must not come to run as another one.
+        // A set-user-id file must not run as another user after the change.
         let ids = if owned { Mode::empty() } else { Mode::SUID | Mode::SGID };
         place.chmod(mode - ids)?;
     } else if let Some(mode) = finish {
         if !keep.similar_mode && !metadata.is_symlink() {
-            // What a directory hands on, it was given by the one above.
+            // A directory's default list was inherited, too.
             place.remove_acls(false)?;
         }
         place.chmod(mode)?;
@@ -115,7 +116,7 @@ pub fn apply(
     Ok(())
 }
 
-/// Whether what is kept of `node` gives a file to who runs it what others have not.
+/// Whether the kept metadata of `node` give special rights to whoever runs the file.
 pub fn are_privileged(keep: Keep, trust: &Trust, node: &Node) -> uxfs::Result<bool> {
     const CAPABILITY: &[u8] = b"security.capability";
     let ids = keep.mode && trust.permissions(node.metadata()?.permissions()) & 0o6000 != 0;
@@ -123,7 +124,12 @@ pub fn are_privileged(keep: Keep, trust: &Trust, node: &Node) -> uxfs::Result<bo
 }
 
 /// Copies attributes; those that the host refuses are counted.
-fn xattrs(node: &Node, place: Place<'_>, kept: impl Fn(&[u8]) -> bool, lost: &mut Lost) -> io::Result<()> {
+fn xattrs(
+    node: &Node,
+    place: XattrTarget<'_>,
+    kept: impl Fn(&[u8]) -> bool,
+    lost: &mut Lost,
+) -> io::Result<()> {
     for name in node.xattr_names()? {
         // The list itself goes over as `system.posix_acl_…`; this is XFS's form of it.
         if name.starts_with(b"trusted.SGI_ACL_") || name.contains(&0) || !kept(&name) {
@@ -142,11 +148,11 @@ fn xattrs(node: &Node, place: Place<'_>, kept: impl Fn(&[u8]) -> bool, lost: &mu
     Ok(())
 }
 
-/// How attributes of it are set.
+/// How its attributes are set.
 #[derive(Clone, Copy)]
-struct Place<'a>(Written<'a>);
+struct XattrTarget<'a>(Written<'a>);
 
-impl Place<'_> {
+impl XattrTarget<'_> {
     /// Whether the owner is now the right one.
     fn chown(&self, metadata: &Metadata, lost: &mut Lost) -> io::Result<bool> {
         let (Some(uid), Some(gid)) = (uid(metadata.uid), gid(metadata.gid)) else {
@@ -179,7 +185,7 @@ impl Place<'_> {
         }
     }
 
-    /// Takes away the access control lists that a directory of the host gave to it when it was made.
+    /// Removes the access control lists that it inherited from its directory on the host.
     fn remove_acls(&self, is_dir: bool) -> io::Result<()> {
         let names: &[&str] = if is_dir { &[ACCESS_ACL, DEFAULT_ACL] } else { &[ACCESS_ACL] };
         for &name in names {
@@ -206,12 +212,12 @@ impl Place<'_> {
     }
 }
 
-/// A path that leads to exactly what the handle is for.
+/// A path that leads to exactly the file of the handle.
 fn by_handle(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// The host takes the highest number for "leave it as it is".
+/// For the host the highest number means "leave it as it is".
 fn uid(raw: u32) -> Option<Uid> {
     (raw != u32::MAX).then(|| Uid::from_raw(raw))
 }

@@ -1,7 +1,7 @@
-//! Where files with several names were written, so that their other names become links.
+//! Remembers where files with several names were written, so that their other names become links.
 //!
-//! Invariants: memory goes with what is remembered, an entry for each file and one for each directory above one, however
-//! deep that is, and has a bound; a file whose names were all seen is forgotten.
+//! Invariants: memory is bounded, and needs an entry for each remembered file and for each directory above one, at any
+//! depth; a file whose names were all seen is forgotten.
 
 use super::{HostTree, Identity, beneath};
 use rustix::fd::OwnedFd;
@@ -9,26 +9,26 @@ use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::io;
 
-/// Bytes that may be remembered.
+/// The limit of memory.
 const MAX_BYTES: usize = 64 << 20;
-/// What an entry takes besides its name.
+/// Memory of an entry besides its name.
 const ENTRY_BYTES: usize = 96;
-/// Directories that are gone through to find a file.
+/// The most directories to walk to find a file again.
 const MAX_DEPTH: usize = 256;
 
 /// A file of an image: which image, which inode.
 pub type Source = (usize, u64);
 
-/// A directory that something remembered is in; `None` is the base.
+/// The directory of a remembered file; `None` is the base.
 pub(super) type DirIndex = Option<u32>;
 
-/// Files that were written, and the directories above them.
+/// Written files, and the directories above them.
 #[derive(Default)]
 pub struct Links {
     files: HashMap<Source, Linked>,
     dirs: Vec<(DirIndex, Box<[u8]>)>,
     bytes: usize,
-    /// The directory that was found last.
+    /// The last directory that was found.
     found: Option<(DirIndex, OwnedFd)>,
 }
 
@@ -37,23 +37,23 @@ struct Linked {
     dir: DirIndex,
     name: Box<[u8]>,
     identity: Identity,
-    /// Names that are still to come.
+    /// Names still to come.
     left: u32,
 }
 
-/// What became of one more name.
+/// The result for one more name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Link {
     /// It is a link now.
     Made,
-    /// No file is known that it could be a link to.
+    /// No file for it is known.
     Unknown,
     /// Its file lies too deep to be found again.
     TooDeep,
 }
 
 impl Links {
-    /// Makes `name` in the current directory a link to what was written of `source`.
+    /// Makes `name` in the current directory a link to the copy of `source`.
     pub fn link(&mut self, host: &mut HostTree, source: Source, name: &[u8]) -> io::Result<Link> {
         let Some(linked) = self.files.get_mut(&source) else { return Ok(Link::Unknown) };
         let here = host.known();
@@ -92,8 +92,8 @@ impl Links {
         Ok(Link::Made)
     }
 
-    /// Remembers that `name` in the current directory is what was written of `source`, which has so many names. Whether
-    /// there was room for that.
+    /// Remembers that `name` in the current directory is the copy of `source`, which has this many names. Gives whether
+    /// there was room.
     pub fn remember(
         &mut self,
         host: &mut HostTree,
@@ -124,7 +124,7 @@ impl Links {
         true
     }
 
-    /// What is remembered takes so much, names and all.
+    /// The memory of an entry, with its name.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         self.bytes

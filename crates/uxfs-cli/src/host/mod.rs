@@ -1,11 +1,11 @@
 //! A tree on the host that is being written.
 //!
 //! Invariants: nothing outside the tree is touched, whatever names and links an image has: every name is one part,
-//! taken relative to an open directory, and no symbolic link in the tree is followed; only what stands at the top,
-//! which the user named, is. A file that is there is written into, or another one is moved to its place when it is
-//! whole; never one that is kept (the image that is read), nor one that was made just now, nor a device, pipe or
-//! socket in the place of a file. However deep the tree, one directory is open at a time: the way back up is `..`,
-//! believed only where it is the directory that was come from.
+//! relative to an open directory, and no symbolic link in the tree is followed, except the one that the user
+//! named. An existing file is overwritten, or replaced when the new one is complete. Never touched are a protected
+//! file (the image that is read), a file that was made just now, and a device, pipe or socket in the place of a
+//! file. However deep the tree, one directory is open at a time: the way back up is `..`, which is checked to be
+//! the directory that we came from.
 
 pub mod ahead;
 pub mod attributes;
@@ -29,19 +29,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A directory is opened for reading.
 const DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 
-/// The device and the inode: what makes a file the same one.
+/// Device and inode: the identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity(u64, u64);
 
 impl Identity {
-    /// Of what the host said.
+    /// From the host's metadata.
     pub fn of(stat: &Stat) -> Self {
         // The types of the two differ between machines.
         #[allow(clippy::useless_conversion)]
         Self(stat.st_dev.into(), stat.st_ino.into())
     }
 
-    /// Of what a path leads to, if it leads to something.
+    /// The identity of a path's file, if it exists.
     pub fn of_path(path: &Path) -> Option<Self> {
         rustix::fs::stat(path).ok().as_ref().map(Self::of)
     }
@@ -50,29 +50,29 @@ impl Identity {
 /// How a tree is written.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Whether a new file takes the place of one that is there; else that is written into.
+    /// Whether a new file replaces an existing one. Otherwise that is overwritten.
     pub replace: bool,
-    /// Whether files with several names make room for new ones, as with `cp -a`.
+    /// Whether files with several names are replaced, as with `cp -a`.
     pub keep_links: bool,
-    /// Whether the user named what stands at the top, and not the directory that it is in.
+    /// Whether the user named the top itself, and not its directory.
     pub named: bool,
-    /// Whether what is made belongs to others in the end.
+    /// Whether new files get another owner in the end.
     pub owned: bool,
-    /// What is taken off permissions.
+    /// Bits to clear in permissions.
     pub umask: Mode,
     /// Files that are never replaced or written into, whatever they are called.
     pub kept: Vec<Identity>,
 }
 
-/// Where in the tree the writing is.
+/// The present position in the tree.
 pub struct HostTree {
     rules: Rules,
     base: OwnedFd,
     current: OwnedFd,
     above: Vec<Level>,
-    /// What was made or written into, by device.
+    /// Files that were made or written, by device.
     made: HashMap<u64, InodeSet>,
-    /// What the kernel had attached as loop devices when it was opened.
+    /// Files that were attached as loop devices at the time of opening.
     attached: Vec<Identity>,
 }
 
@@ -82,38 +82,39 @@ struct Level {
     name: Vec<u8>,
     /// The directory above it.
     outer: Identity,
-    /// What its permissions are to be if nobody says more of them.
+    /// Its final permissions, unless others are set.
     finish: Option<Mode>,
     /// Whether it was made.
     made: bool,
-    /// What it is for those who remember directories.
+    /// Its identity for remembered directories.
     index: links::DirIndex,
 }
 
 /// A directory that was left.
 pub struct Left {
-    /// It itself.
+    /// The directory.
     pub fd: OwnedFd,
-    /// Permissions that it still needs if nobody says more of them.
+    /// Permissions that it still needs, unless others are set.
     pub finish: Option<Mode>,
     /// Whether it was made.
     pub made: bool,
 }
 
-/// What a file is to be, as long as it is not known better.
+/// The first metadata of a new file.
 #[derive(Clone, Copy, Debug)]
 pub struct New {
-    /// Permissions, of which the umask is taken off.
+    /// Permissions, before the umask.
     pub mode: Mode,
-    /// Whether who runs it gets what others have not: no file that someone else may have open gets that.
+    /// Whether it gives special rights to whoever runs it: a file that others may have open must not get
+    /// these.
     pub privileged: bool,
 }
 
 /// A regular file that is written.
 pub enum Target {
-    /// One that gets its name when it is whole, and whether something there makes room.
+    /// A new file, which gets its name when it is complete, and whether it replaces something.
     New(NewFile, bool),
-    /// One that was there.
+    /// An existing file.
     Kept(OwnedFd),
 }
 
@@ -137,7 +138,7 @@ pub enum Leaf<'a> {
 }
 
 impl HostTree {
-    /// The tree in an existing directory of the host, which the user named: links on the way there are followed.
+    /// A tree in an existing directory that the user named: links on the path are followed.
     pub fn open(dir: &Path, rules: Rules) -> io::Result<Self> {
         let base = rustix::fs::open(dir, DIR | OFlags::CLOEXEC, Mode::empty())?;
         let current = base.try_clone()?;
@@ -146,14 +147,14 @@ impl HostTree {
         Ok(Self { rules, base, current, above: Vec::new(), made: HashMap::new(), attached })
     }
 
-    /// Goes back to the directory that it was opened with.
+    /// Goes back to its first directory.
     pub fn restart(&mut self) -> io::Result<()> {
         self.current = self.base.try_clone()?;
         self.above.clear();
         Ok(())
     }
 
-    /// The directory that the writing is in.
+    /// The current directory.
     pub fn current(&self) -> BorrowedFd<'_> {
         self.current.as_fd()
     }
@@ -164,10 +165,10 @@ impl HostTree {
         parts.collect::<Vec<_>>().join(&b'/')
     }
 
-    /// Goes into the directory `name`, which is made unless it is there.
+    /// Enters the directory `name`, which is made if needed.
     pub fn enter(&mut self, name: &[u8], mode: Mode) -> io::Result<()> {
         check_name(name)?;
-        // Nobody else writes to it, and its owner can, until all is in it.
+        // Only its owner can write to it until it is complete.
         let omitted = if self.rules.owned { Mode::RWXG | Mode::RWXO } else { Mode::WGRP | Mode::WOTH };
         let made = match rustix::fs::mkdirat(&self.current, name, (mode - omitted) | Mode::RWXU) {
             Ok(()) => true,
@@ -196,7 +197,7 @@ impl HostTree {
         taken(format!("{} has the name of the directory, and is left as it is", described(old)))
     }
 
-    /// Goes back up; gives the directory that was left.
+    /// Goes back up; gives the directory that it leaves.
     pub fn leave(&mut self) -> io::Result<Left> {
         let level = self.above.pop().ok_or(io::ErrorKind::NotFound)?;
         let flags = DIR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -208,7 +209,7 @@ impl HostTree {
         Ok(Left { fd: std::mem::replace(&mut self.current, outer), finish, made })
     }
 
-    /// A regular file to write to: the one that is there, or a new one. At the top, links are followed.
+    /// A regular file to write to: the existing one, or a new one. At the top, links are followed.
     pub fn open_file(&mut self, name: &[u8], new: New) -> io::Result<Target> {
         check_name(name)?;
         let Some(mut there) = self.existing(name)? else {
@@ -230,7 +231,7 @@ impl HostTree {
         self.check_replaceable(&there, FileType::RegularFile)?;
         if self.rules.replace || (self.rules.keep_links && there.st_nlink > 1) {
             if self.is_named() {
-                // What will be refused in the end is refused before there is work.
+                // What would be refused in the end is refused before the work.
                 volumes::hold_at(&self.current, name, |identity| self.asks(identity))?;
             }
             return self.new_file(new, true);
@@ -255,7 +256,7 @@ impl HostTree {
             return Err(taken(what.to_owned()));
         }
         volumes::hold(&fd, self.asks(Identity::of(&found)))?;
-        // Whoever had it before may have removed it.
+        // The last user of the file may have removed it.
         let follow = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let now = rustix::fs::statat(&self.current, name, follow);
         if !now.is_ok_and(|now| Identity::of(&now) == Identity::of(&found)) {
@@ -269,7 +270,7 @@ impl HostTree {
         Ok(Target::New(NewFile::create(&self.current, new.mode, self.rules.owned)?, replace))
     }
 
-    /// Ends a file that was written: it has its name now.
+    /// Finishes a written file: it gets its name.
     pub fn publish(&mut self, name: &[u8], file: Target) -> io::Result<Identity> {
         let identity = new::identity(file.fd())?;
         match file {
@@ -283,7 +284,7 @@ impl HostTree {
         Ok(identity)
     }
 
-    /// Makes something without content, in place of whatever has its name; `attributes` are set on it by a handle.
+    /// Makes something without content, replacing what has its name; `attributes` are set by handle.
     pub fn create(
         &mut self,
         name: &[u8],
@@ -327,8 +328,8 @@ impl HostTree {
         done
     }
 
-    /// Makes `name` another name of the file `old` in `dir` (the current directory if that is not said), in place of
-    /// whatever has it. Whether the file is still there.
+    /// Makes `name` another name of the file `old` in `dir` (default: the current directory), replacing what has the
+    /// name. Gives whether the file still exists.
     fn link(
         &mut self,
         dir: Option<&OwnedFd>,
@@ -358,7 +359,7 @@ impl HostTree {
         Ok(true)
     }
 
-    /// What those who remember directories know the current one by; `None` if they don't.
+    /// The identity of the current directory among remembered ones; `None` if it has none.
     fn known(&self) -> Option<links::DirIndex> {
         match self.above.last() {
             None => Some(None),
@@ -366,7 +367,7 @@ impl HostTree {
         }
     }
 
-    /// What the host says of `name` in the current directory.
+    /// The host's metadata of `name` in the current directory.
     pub fn stat(&self, name: &[u8]) -> io::Result<Stat> {
         Ok(rustix::fs::statat(&self.current, name, AtFlags::SYMLINK_NOFOLLOW)?)
     }
@@ -379,17 +380,18 @@ impl HostTree {
         }
     }
 
-    /// Has something take a name in the current directory, while what has it is held.
+    /// Puts something under a name in the current directory, while the old file is held.
     fn take_place(&self, name: &[u8], take: impl FnMut(bool) -> io::Result<()>) -> io::Result<()> {
         volumes::take_place(&self.current, name, |identity| self.asks(identity), take)
     }
 
-    /// Whether it is asked of a file whether the kernel has it attached: of each one, that takes too long.
+    /// Whether to check if a file is attached as a loop device: for every file, that takes too long.
     fn asks(&self, identity: Identity) -> bool {
         self.is_named() || self.attached.contains(&identity)
     }
 
-    /// Whether what is in the current directory is what the user named, and not in a directory that he named.
+    /// Whether the files in the current directory were named by the user, and are not below a named
+    /// directory.
     fn is_named(&self) -> bool {
         self.rules.named && self.above.is_empty()
     }
@@ -398,8 +400,8 @@ impl HostTree {
         self.made.entry(device).or_default().insert(ino);
     }
 
-    /// Whether what has the name may make room for a `new` thing, or be written into. A file in the place of
-    /// `/dev/null`, say, is hardly meant, and does harm.
+    /// Whether the existing file may be replaced by a `new` one, or be overwritten. A file in the place of
+    /// `/dev/null`, for example, is hardly meant, and does harm.
     fn check_replaceable(&self, there: &Stat, new: FileType) -> io::Result<()> {
         let identity = Identity::of(there);
         if self.rules.kept.contains(&identity) {
@@ -423,24 +425,24 @@ impl HostTree {
     }
 }
 
-/// Opens a name in a directory, which is never a link.
+/// Opens a name in a directory, without following a link.
 fn beneath(dir: &OwnedFd, name: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    /// Whether the host has `openat2`, as far as is known.
+    /// Whether the host has `openat2`, if known.
     static KNOWN: AtomicBool = AtomicBool::new(true);
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     if KNOWN.load(Ordering::Relaxed) {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         match rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve) {
-            // A filter of system calls may say so, too.
+            // A system call filter may give this error, too.
             Err(Errno::NOSYS | Errno::PERM) => KNOWN.store(false, Ordering::Relaxed),
             other => return other,
         }
     }
-    // Of a single name, `O_NOFOLLOW` is as good.
+    // For a single name, `O_NOFOLLOW` is as good.
     rustix::fs::openat(dir, name, flags, Mode::empty())
 }
 
-/// Something is there already that would be lost.
+/// Something exists already and would be lost.
 fn taken(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::AlreadyExists, what)
 }
@@ -458,7 +460,7 @@ fn described(file_type: FileType) -> &'static str {
     }
 }
 
-/// A name is one part of a path, and not one of the two that lead elsewhere.
+/// A name is one part of a path, and neither `.` nor `..`.
 fn check_name(name: &[u8]) -> io::Result<()> {
     if matches!(name, b"" | b"." | b"..") || name.iter().any(|&byte| matches!(byte, 0 | b'/')) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a name that no file can have"));
@@ -557,12 +559,12 @@ mod tests {
         let mut host = open(dir.path());
         write(&mut host, b"file", b"text").unwrap();
         fifo(&mut host, b"pipe").unwrap();
-        // In another run: what was made in this one is not replaced at all.
+        // In another run: files made in this one are not replaced.
         assert!(fifo(&mut host, b"pipe").is_err());
         let mut host = open(dir.path());
         assert!(host.open_file(b"pipe", NEW).is_err());
         assert_eq!(FileType::from_raw_mode(host.stat(b"pipe").unwrap().st_mode), FileType::Fifo);
-        // Its like replaces it, so that a tree can be copied once more.
+        // A file of the same type replaces it, so that a tree can be copied again.
         fifo(&mut host, b"pipe").unwrap();
         fifo(&mut host, b"file").unwrap();
     }
@@ -649,9 +651,10 @@ mod tests {
         assert_eq!(links.link(&mut host, (0, 100), b"up").unwrap(), Link::Made);
     }
 
-    /// Between the making of a pipe, device or link and the change of its owner and permissions, who may write to the
-    /// directory puts something of their own in its place: it must not get them.
+    /// After a pipe, device or link was made and before its owner and permissions are set, another user with write
+    /// access to the directory replaces it: the replacement must not get them.
     #[test]
+    #[ignore = "needs root and xfsprogs"]
     fn what_takes_a_name_meanwhile_gets_no_privileges() {
         let leaves = [
             Leaf::Node(FileType::Fifo, (0, 0)),
@@ -671,7 +674,7 @@ mod tests {
         for leaf in leaves {
             for (nth, swap) in swaps.into_iter().enumerate() {
                 if nth == 1 && matches!(leaf, Leaf::Symlink(_)) {
-                    // A link for a link of the same user changes nothing but itself.
+                    // Replacing it by a link of the same user affects only that link.
                     continue;
                 }
                 let dir = tempfile::tempdir().unwrap();
@@ -701,6 +704,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs root and xfsprogs"]
     fn a_file_of_another_user_gets_no_privileges() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("theirs");

@@ -1,9 +1,8 @@
-//! Something new in a directory of the host, which has no name, or a private one, until it is whole.
+//! A new file in a directory of the host. It has no name, or a private one, until it is complete.
 //!
-//! Invariants: what is dropped before it is published leaves nothing; what is published under a free name takes no other
-//! file's place; attributes are given to what was made, never to what a name leads to: where it had to be made by its
-//! name, it is opened without being followed and must be what was made, of its type, of this user, without another
-//! name.
+//! Invariants: a file that is dropped before it is published leaves nothing; publishing under a free name never
+//! replaces another file; attributes are set on the file that was made, not on whatever has its name: if it had to be
+//! made by name, it is opened without following links, and must have the right type and owner and no other name.
 
 use super::Identity;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,13 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A new file, open for writing.
 pub struct NewFile {
     fd: OwnedFd,
-    /// Its directory and its private name, where it could not be made without one.
+    /// Its directory and its private name, if it could not be made without one.
     named: Option<(OwnedFd, Vec<u8>)>,
 }
 
 impl NewFile {
-    /// A file in `dir` with these permissions, less the umask, or as the directory's access control list has it. One
-    /// that is to be another's is for nobody else until then.
+    /// A file in `dir` with these permissions, less the umask, or as the directory's default list says. A file that
+    /// will get another owner is private until then.
     pub fn create(dir: &OwnedFd, mode: Mode, owned: bool) -> io::Result<Self> {
         let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         if proc_is_there() {
@@ -43,7 +42,7 @@ impl NewFile {
         self.fd.as_fd()
     }
 
-    /// Gives it its name; `replace`: also if something else has that.
+    /// Gives it its name; `replace`: even if that is taken.
     pub fn publish(&mut self, dir: &OwnedFd, name: &[u8], replace: bool) -> io::Result<()> {
         if let Some((_, private)) = &self.named {
             rename(dir, private, name, replace)?;
@@ -70,13 +69,13 @@ impl Drop for NewFile {
     }
 }
 
-/// Moves a private name to the one that is wanted.
+/// Renames the private name to the final one.
 pub fn rename(dir: impl AsFd, private: &[u8], name: &[u8], replace: bool) -> io::Result<()> {
     if replace {
         return Ok(rustix::fs::renameat(&dir, private, &dir, name)?);
     }
     match rustix::fs::renameat_with(&dir, private, &dir, name, RenameFlags::NOREPLACE) {
-        // A file system that cannot tell: the name was free a moment ago.
+        // The file system does not support this check: the name was free a moment ago.
         Err(Errno::INVAL | Errno::NOSYS) => match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(rustix::fs::renameat(&dir, private, &dir, name)?),
             Ok(_) => Err(Errno::EXIST.into()),
@@ -86,7 +85,7 @@ pub fn rename(dir: impl AsFd, private: &[u8], name: &[u8], replace: bool) -> io:
     }
 }
 
-/// Makes something under a name that nothing has; gives the name.
+/// Makes something under a free name; gives the name.
 pub fn under_private_name<T>(make: impl Fn(&[u8]) -> rustix::io::Result<T>) -> io::Result<(Vec<u8>, T)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     loop {
@@ -104,7 +103,7 @@ fn proc_is_there() -> bool {
     *THERE.get_or_init(|| std::path::Path::new("/proc/self/fd").is_dir())
 }
 
-/// A handle of what was made at `name` just now, if it is that.
+/// A handle of what was just made at `name`, if it is still that.
 pub fn handle_of_made(dir: &OwnedFd, name: &[u8], kind: FileType, device: u64) -> io::Result<OwnedFd> {
     #[cfg(test)]
     tests::interleave();
@@ -124,7 +123,7 @@ fn is_ours(found: &Stat, kind: FileType, device: u64) -> bool {
         && found.st_rdev == device
 }
 
-/// The identity of what a handle is for.
+/// The identity of a handle's file.
 pub fn identity(fd: impl AsFd) -> io::Result<Identity> {
     Ok(Identity::of(&rustix::fs::fstat(fd)?))
 }
@@ -138,7 +137,7 @@ pub mod tests {
         static HOOK: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     }
 
-    /// What another process does once something was made and before it is looked at.
+    /// Another process acts after something was made and before it is opened.
     pub fn once_made(hook: impl FnOnce() + 'static) {
         HOOK.set(Some(Box::new(hook)));
     }

@@ -1,4 +1,4 @@
-//! Pipes, character devices and standard output, written from one end to the other: bytes go through them, not to them.
+//! Pipes, character devices and standard output, which are written from start to end.
 
 use super::Identity;
 use crate::exit::{Exit, Failure, host_name};
@@ -18,7 +18,7 @@ pub enum Sink {
 }
 
 impl Sink {
-    /// What bytes that are written to `path` go through: `-` is standard output; `None` if a file is meant.
+    /// The stream at `path`: `-` is standard output; `None` if it is a file.
     pub fn of(path: &Path) -> io::Result<Option<Self>> {
         if path.as_os_str() == "-" {
             return Ok(Some(Self::Stdout));
@@ -39,7 +39,7 @@ impl Sink {
         }
     }
 
-    /// Ends it: all is out.
+    /// Ends it: everything is flushed.
     pub fn finish(&mut self) -> io::Result<()> {
         match self {
             Self::Stdout => io::stdout().flush(),
@@ -48,7 +48,7 @@ impl Sink {
     }
 }
 
-/// Refuses standard input or output where that is the image: what is read would change under the reader.
+/// Refuses standard input or output that is the image itself: it would change while it is read.
 pub fn refuse_image(stream: impl AsFd, name: &str, image: &Path) -> Result<(), Failure> {
     let stream = rustix::fs::fstat(stream).ok().as_ref().map(Identity::of);
     if stream.is_some() && stream == Identity::of_path(image) {

@@ -1,8 +1,8 @@
-//! Files of this machine that hold volumes: a path in one of them was meant where such a file is named as the place of a
-//! copy. Nothing goes over one, be it that it was to be replaced: who wants that removes it first.
+//! Files of this machine that hold volumes. If one is named as a destination, a path in it was probably meant. It is
+//! never overwritten or replaced: to do that, remove it first.
 //!
-//! Invariant: it is asked of a file that is held, as a volume is made in a file that is none until the end, by whoever has
-//! its lock.
+//! Invariant: a file is checked while it is locked, since a volume in the making is recognised only at the end, and its
+//! maker has the lock.
 
 use super::Identity;
 use crate::exit::{Exit, Failure, Result, host_name};
@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What an XFS volume begins with.
+/// The magic of an XFS volume.
 const MAGIC: [u8; 4] = *b"XFSB";
 
 /// Refuses a file that is a volume, or that the kernel has attached as a loop device.
@@ -42,30 +42,30 @@ pub fn is_volume(file: &File) -> bool {
     file.read_exact_at(&mut begins, 0).is_ok() && begins == MAGIC
 }
 
-/// What has a name that something else is to take.
+/// The file with a name that will be replaced.
 pub enum Held {
     /// Nothing.
     Free,
-    /// A file, in which nobody makes a volume as long as this is open.
+    /// A file, in which no one can make a volume while this is open.
     File { _held: OwnedFd },
-    /// What can hold no volume, or may not be looked at.
+    /// A file that cannot hold a volume, or may not be read.
     Other,
 }
 
-/// How often it is asked for a lock that others have for a moment, as who replaces the same file has.
+/// How often to retry a lock that others hold for a moment, for example to replace the same file.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Has a file for oneself, as long as it is open, which is to be written over. Fails where somebody else has locked it, or
-/// is making a volume in it, and for a volume; `ask`: also where the kernel has it attached as a loop device. (To ask that
-/// of each file of a tree takes too long.)
+/// Locks a file that will be overwritten, as long as it is open. Fails if someone else has locked it or is making a
+/// volume in it, and if it is a volume. `ask`: also if it is attached as a loop device. (To check that for each file of
+/// a tree takes too long.)
 pub fn hold(file: &OwnedFd, ask: bool) -> io::Result<()> {
     lock(file, FlockOperation::NonBlockingLockExclusive)?;
     refuse_held(file, ask)
 }
 
-/// Locks a file. Who makes a volume has the lock alone, and who replaces a file shares it with others who do; a file that is
-/// open for reading alone can be locked no other way on some file systems. Some have no locks.
+/// Locks a file. To make a volume takes the lock exclusively; to replace a file takes it shared, since some file
+/// systems allow only that for a file open for reading. Some have no locks.
 fn lock(file: &OwnedFd, operation: FlockOperation) -> io::Result<()> {
     for nth in 0..TRIES {
         if nth > 0 {
@@ -100,8 +100,7 @@ fn refuse_held(file: &OwnedFd, ask: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Holds the file that has a name, if one has, whose place something else is to take. `ask` says of which files it is asked
-/// whether they are attached.
+/// Holds the file that will be replaced, if there is one. `ask` says which files to check for loop devices.
 pub fn hold_at(dir: impl AsFd, name: impl Arg + Copy, ask: impl Fn(Identity) -> bool) -> io::Result<Held> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let look = || rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
@@ -128,13 +127,13 @@ pub fn hold_at(dir: impl AsFd, name: impl Arg + Copy, ask: impl Fn(Identity) -> 
     Err(replaced())
 }
 
-/// Something has the name now that was not there when it was looked at.
+/// The name was taken after the check.
 pub fn replaced() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, "something else took its name meanwhile: try again")
 }
 
-/// Has something take a name, while what has it is held. `take` says whether it may replace that: where nothing had the name,
-/// nothing is replaced.
+/// Puts something under a name, while the old file is held. `take` gets whether it may replace: if the name was free,
+/// it must not.
 pub fn take_place(
     dir: impl AsFd,
     name: impl Arg + Copy,
@@ -157,7 +156,7 @@ mod tests {
     use super::*;
     use std::os::unix::ffi::OsStrExt;
 
-    /// Between the look and the new name something may come that was not looked at.
+    /// Between the check and the rename another file may appear.
     #[test]
     fn what_came_to_have_the_name_is_looked_at_before_it_is_replaced() {
         let dir = tempfile::tempdir().unwrap();

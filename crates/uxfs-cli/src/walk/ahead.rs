@@ -1,11 +1,11 @@
-//! Brings what a walk comes to into memory before it does, from a device that takes its time: a second walk over the same tree
-//! goes before the first, and threads read the files that it comes to, many at once.
+//! Reads files into memory ahead of a walk, from a slow device: a second walk over the same tree runs ahead of the
+//! first, and threads read the files that it finds, many at once.
 //!
-//! Invariants: it changes nothing that the first walk finds, which gets each file and each error for itself; it is never more
-//! than [`FILES_MAX`] files before the first, nor has it more in memory of those than an eighth of what caches hold, but for one
-//! file; it ends with the first; where nothing takes time, it does not begin.
+//! Invariants: the first walk is not affected, and gets each file and each error for itself; the second is at most
+//! [`FILES_MAX`] files ahead, and those take at most an eighth of the caches, except for one file; it ends with the
+//! first; if nothing is slow, it does not begin.
 
-use super::{Order, Step, Walk};
+use super::{EntryOrder, Step, Walk};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,28 +13,29 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use uxfs::{File, FileType, Node, Volume};
 
-/// Files before the first walk, at most.
+/// The most files ahead of the first walk.
 const FILES_MAX: u64 = 256;
-/// Bytes of a file that are read at most. Of larger ones, the first walk reads long runs at once.
+/// The most bytes to read of a file. In larger ones, the first walk reads long runs by itself.
 const OF_A_FILE: u64 = 1 << 20;
-/// If of so many small files so many took so long, they waited for the device, and the threads are worth it.
+/// If this many of so many small files took this long, they waited for the device, and threads are
+/// worthwhile.
 const LOOK: u32 = 32;
 const SLOW: u32 = 24;
 const LONG: Duration = Duration::from_micros(70);
-/// Files with more bytes take their time wherever they are.
+/// Larger files take time on any device.
 const SMALL: u64 = 64 << 10;
 
 /// See above.
 pub struct Ahead {
     volume: Volume,
     start: Node,
-    order: Order,
+    order: EntryOrder,
     bytes_max: u64,
     /// Threads that read files. They wait for the device, most of the time.
     readers: usize,
     /// Files that the first walk has passed.
     passed: u64,
-    /// When the last was, how many small ones were looked at, and how many of them took long.
+    /// The time of the last one, and how many small ones were timed and took long.
     last: Instant,
     small: u32,
     slow: u32,
@@ -51,7 +52,7 @@ struct Running {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// The first walk has passed a file, which somebody waits for.
+    /// The first walk has passed a file, and someone waits for that.
     passed: Condvar,
     /// There is a file to read.
     wanted: Condvar,
@@ -61,19 +62,19 @@ struct Shared {
 struct State {
     /// How many files the first walk has passed.
     passed: u64,
-    /// Somebody waits until that is more.
+    /// Someone waits for more.
     is_awaited: bool,
-    /// Files that are to be read: which one of the walk, and their inode numbers.
+    /// Files to read: their position in the walk, and their inode numbers.
     wanted: VecDeque<(u64, u64)>,
-    /// Those that were, and how many bytes. They are open, so that what was read stays.
+    /// Files that were read, and their bytes. They stay open, so that the data stays in memory.
     read: Vec<(u64, u64, File)>,
-    /// How many of these, and of files that are being read.
+    /// The bytes of these and of files that are being read.
     bytes: u64,
     is_over: bool,
 }
 
 impl State {
-    /// Takes out what the first walk has passed.
+    /// Removes files that the first walk has passed.
     fn take_passed(&mut self) -> Vec<(u64, u64, File)> {
         let passed = self.passed;
         self.wanted.retain(|(nth, _)| *nth >= passed);
@@ -84,8 +85,9 @@ impl State {
 }
 
 impl Ahead {
-    /// Before a walk from `start` in this order, through caches of so many bytes, by so many threads.
-    pub fn of(volume: &Volume, start: &Node, order: Order, cache_bytes: u64, readers: usize) -> Self {
+    /// Reads ahead of a walk from `start` in this order, with caches of this size and this many
+    /// threads.
+    pub fn of(volume: &Volume, start: &Node, order: EntryOrder, cache_bytes: u64, readers: usize) -> Self {
         Self {
             volume: volume.clone(),
             start: start.clone(),
@@ -101,7 +103,7 @@ impl Ahead {
         }
     }
 
-    /// The walk has passed a [leaf](Step::Leaf) of so many bytes, and whoever walks is done with it.
+    /// The walk has passed a [leaf](Step::Leaf) of this many bytes and is done with it.
     pub fn passed(&mut self, bytes: u64) {
         self.passed += 1;
         if let Some(running) = &self.running {
@@ -121,7 +123,7 @@ impl Ahead {
         }
     }
 
-    /// The walk has left something out: from here on the two would not be at one file.
+    /// The walk has skipped something: from here on the two walks would differ.
     pub fn end(&mut self) {
         self.running = None;
         self.is_over = true;
@@ -131,11 +133,11 @@ impl Ahead {
         let shared = Arc::new(Shared::default());
         shared.state.lock().passed = self.passed;
         let mut threads = Vec::new();
-        // Of those that cannot be had, nothing is missed but time.
+        // Without the threads it only takes longer.
         let mut run = |work: Box<dyn FnOnce() + Send>| {
             threads.extend(Builder::new().name("read ahead".to_owned()).spawn(work));
         };
-        let walk = Walk::new(&self.volume, self.start.clone(), b"", self.order);
+        let walk = Walk::new(&self.volume, self.start.clone(), b"", self.order).with_inodes();
         let to = Arc::clone(&shared);
         run(Box::new(move || to.walk(walk)));
         for _ in 0..self.readers {
@@ -152,7 +154,7 @@ impl Drop for Running {
         self.shared.passed.notify_all();
         self.shared.wanted.notify_all();
         for thread in self.threads.drain(..) {
-            // One that panicked has read nothing: that is all.
+            // A thread that panicked has read nothing, with no other effect.
             let _ = thread.join();
         }
     }
@@ -168,7 +170,7 @@ impl Shared {
         }
     }
 
-    /// Says which files come.
+    /// Lists the files to come.
     fn walk(&self, mut walk: Walk) {
         let mut nth = 0;
         while let Some(step) = walk.next() {
@@ -189,12 +191,12 @@ impl Shared {
         }
     }
 
-    /// Waits until the first walk is where it is wanted; `false` if that has ended.
+    /// Waits until the first walk is far enough; `false` if it has ended.
     fn wait_until(&self, mut is_there: impl FnMut(&mut State) -> bool) -> bool {
         let mut state = self.state.lock();
         loop {
             let gone = state.take_passed();
-            // The last handles, perhaps, whose end takes its time.
+            // These may be the last handles, and closing them takes time.
             MutexGuard::unlocked(&mut state, || drop(gone));
             if state.is_over || is_there(&mut state) {
                 return !state.is_over;
@@ -207,7 +209,7 @@ impl Shared {
     /// Reads files that are wanted.
     fn read(&self, volume: &Volume, bytes_max: u64) {
         while let Some((nth, ino)) = self.next() {
-            // What cannot be read, the first walk will find, and say.
+            // The first walk will find and report read errors.
             let Ok(file) = volume.node(ino).and_then(|node| node.open()) else { continue };
             let bytes = file.size().min(OF_A_FILE);
             let mut is_late = false;
@@ -227,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// Which file is to be read next; none if all is over.
+    /// The next file to read; `None` at the end.
     fn next(&self) -> Option<(u64, u64)> {
         let mut state = self.state.lock();
         while !state.is_over {
@@ -248,7 +250,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use uxfs::{MkfsOptions, NewNode, OpenOptions};
 
-    /// A device whose reads take time when they are to, and that counts how many are under way at once.
+    /// A device whose reads can be made slow, and that counts reads in progress.
     #[derive(Debug)]
     struct Slow {
         below: Arc<dyn BlockDevice>,
@@ -314,8 +316,8 @@ mod tests {
     /// Reads all files, and gives how many.
     fn read_all(volume: &Volume, mut each: impl FnMut()) -> u32 {
         let start = volume.lookup("/").unwrap();
-        let mut walk = Walk::new(volume, start.clone(), b"", Order::Stored);
-        let mut ahead = Ahead::of(volume, &start, Order::Stored, 64 << 20, 8);
+        let mut walk = Walk::new(volume, start.clone(), b"", EntryOrder::Stored);
+        let mut ahead = Ahead::of(volume, &start, EntryOrder::Stored, 64 << 20, 8);
         let mut files = 0;
         while let Some(step) = walk.next() {
             let Step::Leaf(leaf) = step else { continue };
@@ -340,7 +342,7 @@ mod tests {
         assert_eq!(slow.reads.load(Ordering::SeqCst), 0, "nobody reads any more");
     }
 
-    /// Files were read before those that came before them had been, and were gone from memory when they were wanted.
+    /// Files were read before their predecessors, and were gone from memory when they were needed.
     #[test]
     fn no_more_is_read_than_there_is() {
         for cache in [64 << 20, 16 << 20, 2 << 20] {
@@ -357,8 +359,8 @@ mod tests {
             let volume =
                 Volume::open_device(Arc::clone(&slow) as _, &OpenOptions::new().cache_size(cache)).unwrap();
             let start = volume.lookup("/").unwrap();
-            let mut walk = Walk::new(&volume, start.clone(), b"", Order::Stored);
-            let mut ahead = Ahead::of(&volume, &start, Order::Stored, cache, 8);
+            let mut walk = Walk::new(&volume, start.clone(), b"", EntryOrder::Stored);
+            let mut ahead = Ahead::of(&volume, &start, EntryOrder::Stored, cache, 8);
             let mut buf = vec![0; 1 << 20];
             while let Some(step) = walk.next() {
                 let Step::Leaf(leaf) = step else { continue };
@@ -380,7 +382,7 @@ mod tests {
         let (volume, slow) = volume();
         slow.is_slow.store(true, Ordering::SeqCst);
         let start = volume.lookup("/").unwrap();
-        let mut ahead = Ahead::of(&volume, &start, Order::Stored, 64 << 20, 8);
+        let mut ahead = Ahead::of(&volume, &start, EntryOrder::Stored, 64 << 20, 8);
         let pass = |ahead: &mut Ahead| {
             for _ in 0..LOOK {
                 std::thread::sleep(LONG);

@@ -1,47 +1,46 @@
 //! A walk over a tree in an image, one step at a time.
 //!
-//! Invariants: the way down is a list, not recursion, so that depth costs little memory and no stack; a directory
-//! is entered once in a walk, so that a damaged volume, whose directories form circles or are named twice, gives
-//! a failure instead of a walk without end; directories are read in parts, so that a large one costs no more
-//! memory than a small one; every name is one that a file can have; and of names that a directory has twice, the first
-//! alone is reported, so that nothing is written through a link that bears the name of a directory.
+//! Invariants: the path is a list, not recursion, so depth takes little memory and no stack; a directory is entered
+//! once in a walk, so cycles in a damaged volume give a failure instead of an endless walk; directories are read in
+//! parts, so a large one takes no more memory than a small one; every name is a valid one; if a directory has a name
+//! twice, only the first is reported, so that nothing is written through a link with the name of a directory.
 
 pub mod ahead;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use uxfs::{Dir, DirEntry, Entries, FileType, Node, Volume};
+use uxfs::{Dir, DirEntry, Entries, FileType, Metadata, Node, Volume};
 
-/// Levels whose directories stay open; of deeper ones, the part that was read is dropped when the walk goes
-/// further down, and read again when it comes back.
+/// Levels whose directories keep their entries. Deeper ones drop what was read when the walk goes further
+/// down, and read it again later.
 const OPEN_LEVELS: usize = 32;
 /// A directory with more entries than this is not sorted.
 const SORTED_ENTRIES: usize = 1 << 14;
 
-/// Names of the directories on the way down that are remembered, by a hash each, to find those that come twice. Of
-/// larger directories the index is asked instead.
+/// The most names that are remembered, by hash, to find duplicates. In larger directories the index is searched
+/// instead.
 const REMEMBERED_NAMES: usize = 1 << 20;
 
-/// In which order a directory's entries come.
+/// The order of a directory's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// As they are in the directory.
+pub enum EntryOrder {
+    /// In directory order.
     Stored,
-    /// By name, in directories of up to 16,384 entries; larger ones as they are.
+    /// By name, in directories of up to 16,384 entries; larger ones in directory order.
     Sorted,
 }
 
-/// What a walk comes to. Its path is [`Walk::path`].
+/// A step of a walk. Its path is [`Walk::path`].
 pub enum Step {
-    /// A directory, before what is in it.
+    /// A directory, before its entries.
     Enter(Node),
-    /// A directory, behind what is in it.
+    /// A directory, after its entries.
     Leave(Node),
     /// Anything else.
     Leaf(Leaf),
-    /// Something that could not be read; the walk goes on behind it.
+    /// Something that could not be read; the walk continues after it.
     Failed(uxfs::Error),
-    /// Something that can't be in a sound volume; the walk goes on behind it.
+    /// Something that can't be in a sound volume; the walk continues after it.
     Damaged(String),
 }
 
@@ -49,7 +48,7 @@ pub enum Step {
 pub struct Leaf {
     /// Its inode number.
     pub ino: u64,
-    /// Its type, as its directory says it.
+    /// Its type according to its directory.
     pub file_type: FileType,
     node: Option<Node>,
 }
@@ -62,12 +61,20 @@ impl Leaf {
             None => volume.node(self.ino),
         }
     }
+
+    /// Its metadata.
+    pub fn metadata(&self, volume: &Volume) -> uxfs::Result<Metadata> {
+        match &self.node {
+            Some(node) => node.metadata(),
+            None => volume.metadata_of(self.ino),
+        }
+    }
 }
 
-/// A walk under way.
+/// A walk in progress.
 pub struct Walk {
     volume: Volume,
-    order: Order,
+    order: EntryOrder,
     start: Option<Node>,
     /// A directory that was reported and not yet entered.
     pending: Option<Node>,
@@ -77,6 +84,7 @@ pub struct Walk {
     /// Names in all frames.
     names: usize,
     hash: RandomState,
+    with_inodes: bool,
 }
 
 /// A directory on the way down.
@@ -84,13 +92,13 @@ struct Frame {
     node: Node,
     listing: Listing,
     path_len: usize,
-    /// Its names so far, as far as they are remembered.
+    /// The names so far, as far as they are remembered.
     names: HashSet<u64>,
 }
 
 impl Walk {
     /// A walk from `start`, which is at `path`.
-    pub fn new(volume: &Volume, start: Node, path: &[u8], order: Order) -> Self {
+    pub fn new(volume: &Volume, start: Node, path: &[u8], order: EntryOrder) -> Self {
         Self {
             volume: volume.clone(),
             order,
@@ -101,7 +109,14 @@ impl Walk {
             seen: InodeSet::default(),
             names: 0,
             hash: RandomState::new(),
+            with_inodes: false,
         }
+    }
+
+    /// Reads inodes ahead, for callers that look at the inode of every step.
+    pub fn with_inodes(mut self) -> Self {
+        self.with_inodes = true;
+        self
     }
 
     /// The path of what was reported last.
@@ -120,12 +135,12 @@ impl Walk {
         self.frames.len()
     }
 
-    /// Leaves out what is in the directory that was just reported, and its [`Step::Leave`].
+    /// Skips the directory that was just reported, and its [`Step::Leave`].
     pub fn skip(&mut self) {
         self.pending = None;
     }
 
-    /// Whether what was just reported is the last in its directory.
+    /// Whether the last step was the last in its directory.
     pub fn is_last(&mut self) -> bool {
         self.frames.last_mut().is_none_or(|frame| frame.listing.peek().is_none())
     }
@@ -196,7 +211,7 @@ impl Walk {
         Step::Enter(node)
     }
 
-    /// Whether the directory has had this name before.
+    /// Whether this directory had this name before.
     fn is_second(&mut self, entry: &DirEntry) -> uxfs::Result<bool> {
         let Some(frame) = self.frames.last_mut() else { return Ok(false) };
         let hash = self.hash.hash_one(&entry.name);
@@ -219,19 +234,20 @@ impl Walk {
         {
             above.listing.park();
         }
-        let listing = Listing::new(dir, self.order);
+        let listing = Listing::new(dir, self.order, self.with_inodes);
         self.frames.push(Frame { node, listing, path_len: self.path.len(), names: HashSet::new() });
         Ok(())
     }
 }
 
-/// The entries of one directory, which can be put away and taken up again.
+/// The entries of one directory, which can be dropped and read again.
 struct Listing {
     dir: Dir,
-    order: Order,
+    order: EntryOrder,
+    with_inodes: bool,
     source: Option<Source>,
     peeked: Option<uxfs::Result<DirEntry>>,
-    /// The entry that was given last: where to go on.
+    /// The last entry that was given: where to continue.
     last: Option<(Vec<u8>, u64)>,
     ended: bool,
 }
@@ -243,13 +259,13 @@ enum Source {
 }
 
 impl Listing {
-    fn new(dir: Dir, order: Order) -> Self {
-        Self { dir, order, source: None, peeked: None, last: None, ended: false }
+    fn new(dir: Dir, order: EntryOrder, with_inodes: bool) -> Self {
+        Self { dir, order, with_inodes, source: None, peeked: None, last: None, ended: false }
     }
 
     /// Drops what was read and not given yet.
     fn park(&mut self) {
-        // An error is not worth losing; it is the last thing that comes.
+        // An error must not be lost; it comes last.
         if !matches!(self.peeked, Some(Err(_))) {
             self.source = None;
             self.peeked = None;
@@ -275,10 +291,10 @@ impl Listing {
         if self.ended {
             return None;
         }
-        let source = match &mut self.source {
-            Some(source) => source,
-            none => none.insert(open(&self.dir, self.order, self.last.as_ref())),
-        };
+        if self.source.is_none() {
+            self.source = Some(self.open());
+        }
+        let source = self.source.as_mut()?;
         let next = match source {
             Source::Stored(entries) => entries.next(),
             Source::Sorted(entries) => entries.next(),
@@ -286,24 +302,30 @@ impl Listing {
         self.ended = !matches!(next, Some(Ok(_)));
         next
     }
-}
 
-/// Opens a directory behind the entry that was given last.
-fn open(dir: &Dir, order: Order, last: Option<&(Vec<u8>, u64)>) -> Source {
-    if order == Order::Sorted
-        && let Some(sorted) = sorted(dir, last.map(|(name, _)| &**name))
-    {
-        return Source::Sorted(sorted.into_iter());
+    /// Opens the directory after the last entry that was given.
+    fn open(&self) -> Source {
+        let last = self.last.as_ref();
+        if self.order == EntryOrder::Sorted
+            && let Some(sorted) = sorted(self.entries_from(0), last.map(|(name, _)| &**name))
+        {
+            return Source::Sorted(sorted.into_iter());
+        }
+        Source::Stored(self.entries_from(last.map_or(0, |&(_, place)| place)))
     }
-    Source::Stored(dir.entries_from(last.map_or(0, |&(_, place)| place)))
+
+    fn entries_from(&self, place: u64) -> Entries {
+        let entries = self.dir.entries_from(place);
+        if self.with_inodes { entries.with_inodes() } else { entries }
+    }
 }
 
-/// All entries behind the name `last`, by name, with an error at the end if there was one; `None` if the
+/// All entries after the name `last`, by name, with an error at the end if there was one; `None` if the
 /// directory is too large.
-fn sorted(dir: &Dir, last: Option<&[u8]>) -> Option<Vec<uxfs::Result<DirEntry>>> {
+fn sorted(all: Entries, last: Option<&[u8]>) -> Option<Vec<uxfs::Result<DirEntry>>> {
     let mut entries = Vec::new();
     let mut failed = None;
-    for entry in dir.entries() {
+    for entry in all {
         match entry {
             Ok(_) if entries.len() == SORTED_ENTRIES => return None,
             Ok(entry) => entries.push(entry),
@@ -315,14 +337,14 @@ fn sorted(dir: &Dir, last: Option<&[u8]>) -> Option<Vec<uxfs::Result<DirEntry>>>
     Some(entries.into_iter().map(Ok).chain(failed.map(Err)).collect())
 }
 
-/// A set of inode numbers. Inodes lie in chunks of 64, so that it keeps a word a chunk.
+/// A set of inode numbers. Inodes lie in chunks of 64, so it has a word for each chunk.
 #[derive(Default)]
 pub struct InodeSet {
     chunks: HashMap<u64, u64>,
 }
 
 impl InodeSet {
-    /// Adds a number; whether it was not there before.
+    /// Adds a number; gives whether it is new.
     pub fn insert(&mut self, ino: u64) -> bool {
         let bit = 1 << (ino % 64);
         let chunk = self.chunks.entry(ino / 64).or_default();
@@ -331,7 +353,7 @@ impl InodeSet {
         new
     }
 
-    /// Whether a number is there.
+    /// Whether it has a number.
     pub fn contains(&self, ino: u64) -> bool {
         self.chunks.get(&(ino / 64)).is_some_and(|chunk| chunk & 1 << (ino % 64) != 0)
     }

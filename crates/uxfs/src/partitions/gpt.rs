@@ -1,4 +1,5 @@
-//! GUID partition tables: one behind the first sector, and a copy whose header is the last sector.
+//! GUID partition tables: one after the first sector, and a copy with its header in the last
+//! sector.
 
 use super::{MAX_ENTRIES, Partition, Table, u32_at, u64_at};
 use crate::probe::View;
@@ -48,7 +49,7 @@ fn read_at(view: &View<'_>, at: u64, sector: u64) -> Option<Table> {
     }
     let entries = (1..).zip(array.chunks_exact(size as usize));
     let partitions = entries.filter_map(|(number, entry)| partition(number, entry, sector)).collect();
-    // What is not for partitions is for the two tables.
+    // The rest of the disk belongs to the two tables.
     let own = vec![0..first.checked_mul(sector)?, last.checked_add(1)?.checked_mul(sector)?..u64::MAX];
     Some(Table { kind: "GPT", is_believed: false, partitions, own })
 }

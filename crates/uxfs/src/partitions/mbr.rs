@@ -1,11 +1,11 @@
-//! Master boot records: four partitions, of which one may hold a chain of logical ones.
+//! Master boot records: four partitions, one of which may hold a chain of logical ones.
 
 use super::{MAX_ENTRIES, Partition, Table, u32_at};
 use crate::probe::View;
 use std::ops::Range;
 
 const SECTOR_BYTES: u64 = 512;
-/// Type of what is no partition: it says that there is a GPT.
+/// The type of the entry that only says that there is a GPT.
 const PROTECTIVE: u8 = 0xee;
 
 /// Reads the table; `None`: there is none, or one without partitions of its own.
@@ -28,24 +28,24 @@ pub(super) fn read(view: &View<'_>) -> Option<Table> {
     (!is_record_alone).then_some(table)
 }
 
-/// Whether it says that there is a GPT. Nothing may be left of that but its header, where another table was made.
+/// Whether it says that there is a GPT. If another table was made later, perhaps only the GPT's header is left.
 pub(super) fn protects(view: &View<'_>) -> bool {
     entries(view, 0).is_some_and(|entries| entries.iter().any(Entry::is_protective))
 }
 
-/// Logical partitions: each has a boot record of its own, which leads to the next by another entry. A record that cannot be
-/// read is somebody's as well.
+/// Logical partitions: each has a boot record of its own, with a link to the next. Unreadable records count as
+/// occupied.
 fn logical(view: &View<'_>, extended: &Entry, numbers: &mut Range<u32>, table: &mut Table) {
     let (mut at, mut sectors) = (extended.first * SECTOR_BYTES, extended.sectors);
     for _ in 0..MAX_ENTRIES {
         if table.own.contains(&record_at(at)) {
-            // It turns back.
+            // The chain turns back.
             return;
         }
         table.own.push(record_at(at));
         let Some(entries) = entries(view, at) else { return };
         let is_partition = |index: usize, entry: &Entry| {
-            // Of the last two, what is left of something else may be there.
+            // The last two entries may hold old data.
             let is_within =
                 || entry.first + entry.sectors <= sectors && extended.holds(&entry.partition(0, at));
             entry.sectors != 0 && !entry.is_extended() && (index < 2 || is_within())
@@ -84,7 +84,7 @@ impl Entry {
         all.start <= other.start && other.end() <= all.end()
     }
 
-    /// A kernel takes it for that only where it begins behind the boot record. Elsewhere it is somebody's, whatever it is.
+    /// A kernel accepts it only if it begins after the boot record. Otherwise its bytes count as occupied.
     fn is_protective(&self) -> bool {
         self.kind == PROTECTIVE && self.first == 1
     }

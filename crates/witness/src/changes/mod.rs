@@ -1,11 +1,11 @@
 //! The matrix of changes: each kind of volume that `mkfs.xfs` makes, filled by the kernel with everything, times each verb
 //! that changes, and 200 random operations through the library. A change is right, or it is refused and not a byte
-//! of the image has changed; refused is what is asked for where it must not be, and on volumes of version 4, with a
-//! realtime section, or with names that ignore case: nothing else passes.
+//! of the image has changed; refused are requests that must not succeed, and changes of volumes of version 4, with
+//! a realtime section, or with names that ignore case: nothing else passes.
 //!
 //! Invariants:
-//! - what is right is said by `xfs_repair -n`, before and after the kernel has used the volume, by what the verb was to do
-//!   as the kernel sees it, and by everything else in the volume, which must be as it was: clones above all;
+//! - the judges are `xfs_repair -n`, before and after the kernel has used the volume, the verb's effect as the kernel
+//!   sees it, and everything else in the volume, which must be unchanged: clones above all;
 //! - a cell depends on its shape, its verb and the seed alone, not on which others are done, nor on how many at once;
 //! - what `mkfs.xfs` or this kernel cannot do is said in the table, and passes nothing.
 
@@ -37,7 +37,7 @@ pub struct Args {
     /// Only verbs whose names contain one of these.
     #[arg(long, value_delimiter = ',')]
     verbs: Vec<String>,
-    /// Only each so-manieth cell; the seed says with which to begin.
+    /// Only every Nth cell; the seed decides where to begin.
     #[arg(long, default_value_t = 1)]
     every: usize,
     /// Seed of what the volumes are filled with, and of the random operations.
@@ -58,12 +58,12 @@ pub struct Args {
     /// Find out which cells are refused, and judge none of the others.
     #[arg(long)]
     refusals: bool,
-    /// Say which cells there are, and do none.
+    /// List the cells, and run none.
     #[arg(long)]
     list: bool,
 }
 
-/// What came of the cells, by shape and verb.
+/// The results of the cells, by shape and verb.
 type Table = BTreeMap<(usize, usize), Verdict>;
 
 /// Runs the command. `Ok(true)`: every cell passed.

@@ -8,10 +8,10 @@ use std::path::Path;
 use uxfs::{Changes, Dir, Error, ErrorKind, NewNode, Node, OpenOptions, Rename, SetXattr, Volume};
 
 const OPERATIONS: usize = 200;
-/// Names that are known of at most.
+/// The most names to remember.
 const NAMES_MAX: usize = 5000;
 
-/// Why there is nothing to judge.
+/// Why there is no result to judge.
 pub(super) enum Failure {
     /// The volume was not opened for writing.
     Refused(String),
@@ -20,7 +20,7 @@ pub(super) enum Failure {
 }
 
 /// What was done.
-pub(super) struct Outcome {
+pub(super) struct ChangeOutcome {
     /// For people.
     pub(super) said: String,
     /// Inodes of files that were changed, made or removed.
@@ -31,7 +31,7 @@ pub(super) struct Outcome {
 type Name = (Vec<u8>, Vec<u8>);
 
 /// Does 200 operations, and closes the volume.
-pub(super) fn run(image: &Path, seed: u64) -> Result<Outcome, Failure> {
+pub(super) fn run(image: &Path, seed: u64) -> Result<ChangeOutcome, Failure> {
     let broken = |error: Error| Failure::Broken(error.to_string());
     let volume =
         Volume::open(image, &OpenOptions::new().writable(true)).map_err(|error| match error.kind() {
@@ -68,7 +68,7 @@ pub(super) fn run(image: &Path, seed: u64) -> Result<Outcome, Failure> {
     }
     work.volume.close().map_err(broken)?;
     let said = format!("{done} done, {failed:?}");
-    Ok(Outcome { said, touched: work.touched })
+    Ok(ChangeOutcome { said, touched: work.touched })
 }
 
 /// What has a name, directories first seen first.

@@ -57,12 +57,12 @@ pub(super) struct Filled<'a> {
     folder: PathBuf,
     /// Why the kernel did not fill it, if it cannot mount it.
     pub(super) unmounted: Option<String>,
-    /// What the kernel sees in it, after each kind of end.
+    /// The kernel's view of it, after each kind of end.
     pub(super) seen: [Vec<Record>; 3],
 }
 
 impl<'a> Filled<'a> {
-    /// Makes one in a folder, and has the kernel fill it, and end as is wanted.
+    /// Makes a volume in a folder, and lets the kernel fill it and leave it as requested.
     pub(super) fn new(shape: &'a Shape, seed: u64, folder: &Path, wanted: &[On]) -> Result<Self> {
         let mut filled =
             Self { shape, folder: folder.to_owned(), unmounted: None, seen: [const { Vec::new() }; 3] };

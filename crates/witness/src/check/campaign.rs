@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use xfs_format::checksum;
 
-/// How a new value comes about.
+/// How a new value is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Edit {
@@ -37,7 +37,7 @@ pub enum Edit {
     Random,
     /// A small one.
     Small,
-    /// One bit is another.
+    /// One bit is flipped.
     Flip,
     /// The value that this field has somewhere else.
     Borrowed,
@@ -63,9 +63,9 @@ pub struct Case {
     pub new: u64,
 }
 
-/// What came of a case; a line of the results.
+/// The result of a case; a line of the results.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct CaseOutcome {
     /// The case's number.
     pub case: u64,
     /// The volume.
@@ -92,7 +92,7 @@ pub struct Outcome {
     pub theirs: Option<String>,
 }
 
-impl Outcome {
+impl CaseOutcome {
     /// Whether one says damaged, and the other clean.
     pub fn differs(&self) -> bool {
         self.ours.is_some() != self.theirs.is_some()
@@ -142,7 +142,7 @@ impl Draw {
     }
 }
 
-/// What there is to be done.
+/// The plan of a campaign.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The seed of all cases.
@@ -153,9 +153,9 @@ pub struct Plan {
     pub cases: u64,
     /// How many at once.
     pub jobs: usize,
-    /// Where volumes and results are kept; what is there is gone on from.
+    /// The folder of volumes and results; an earlier run in it is continued.
     pub folder: Option<PathBuf>,
-    /// This one case alone.
+    /// Only this case.
     pub case: Option<u64>,
     /// Only fields whose structure's or own name holds this.
     pub field: Option<String>,
@@ -182,7 +182,7 @@ struct Volumes {
 }
 
 impl Volumes {
-    /// Makes those that are not there yet.
+    /// Makes the missing ones.
     fn new(folder: &Path) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let mut charts = Vec::new();
@@ -310,7 +310,7 @@ impl Bench {
     }
 
     /// Damages a field, asks both, and puts it back.
-    fn judge(&self, case: &Case) -> Result<Outcome> {
+    fn judge(&self, case: &Case) -> Result<CaseOutcome> {
         let kind = &KINDS[case.volume];
         let path = image(self.folder.path(), kind);
         let file = File::options().read(true).write(true).open(&path)?;
@@ -327,8 +327,8 @@ impl Bench {
     }
 }
 
-fn outcome(case: &Case, ours: Verdict, theirs: Verdict) -> Outcome {
-    Outcome {
+fn outcome(case: &Case, ours: Verdict, theirs: Verdict) -> CaseOutcome {
+    CaseOutcome {
         case: case.number,
         volume: KINDS[case.volume].name.to_owned(),
         structure: case.name.0.to_owned(),
@@ -345,7 +345,7 @@ fn outcome(case: &Case, ours: Verdict, theirs: Verdict) -> Outcome {
 }
 
 /// Runs the campaign; `each` gets what came of every case. Gives all of it, that of earlier runs included.
-pub fn run(plan: &Plan, each: &(dyn Fn(&Outcome) + Sync)) -> Result<Vec<Outcome>> {
+pub fn run(plan: &Plan, each: &(dyn Fn(&CaseOutcome) + Sync)) -> Result<Vec<CaseOutcome>> {
     let temporary = if plan.folder.is_none() { Some(scratch()?) } else { None };
     let folder = match (&plan.folder, &temporary) {
         (Some(folder), _) => folder.clone(),
@@ -390,7 +390,7 @@ pub fn run(plan: &Plan, each: &(dyn Fn(&Outcome) + Sync)) -> Result<Vec<Outcome>
     Ok(outcomes)
 }
 
-fn done_before(path: &Path) -> Result<Vec<Outcome>> {
+fn done_before(path: &Path) -> Result<Vec<CaseOutcome>> {
     if !path.exists() {
         return Ok(Vec::new());
     }

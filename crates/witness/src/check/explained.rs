@@ -1,7 +1,7 @@
 //! Where `uxfs check` and `xfs_repair -n` differ, and why: each reason holds for some fields, and for one kind of damage
 //! to them. In all of these, what uxfs says is right.
 
-use super::campaign::Outcome;
+use super::campaign::CaseOutcome;
 use super::specimens::KINDS;
 use oracles::xfsprogs::Release;
 
@@ -13,12 +13,12 @@ pub struct Reason {
     /// Their fields.
     fields: &'static [&'static str],
     /// Which damage to them.
-    when: fn(&Outcome) -> bool,
+    when: fn(&CaseOutcome) -> bool,
     /// In words.
     pub why: &'static str,
 }
 
-const fn always(_: &Outcome) -> bool {
+const fn always(_: &CaseOutcome) -> bool {
     true
 }
 
@@ -26,7 +26,7 @@ const fn always(_: &Outcome) -> bool {
 const FTYPE: u64 = 0x200;
 
 /// Whether the system's `xfs_repair` judged: 6.1.
-fn judged_by_old(outcome: &Outcome) -> bool {
+fn judged_by_old(outcome: &CaseOutcome) -> bool {
     KINDS.iter().any(|kind| kind.name == outcome.volume && kind.release() == Release::System)
 }
 
@@ -250,7 +250,7 @@ const REASONS: &[Reason] = &[
 ];
 
 /// The reason why the two differ about a case.
-pub fn reason(outcome: &Outcome) -> Option<&'static Reason> {
+pub fn reason(outcome: &CaseOutcome) -> Option<&'static Reason> {
     // Without a finding of uxfs's there is nothing that these could explain.
     outcome.ours.as_ref()?;
     REASONS.iter().find(|reason| {

@@ -183,7 +183,7 @@ fn directories(site: &mut Site, amount: &Amount) -> Result<()> {
     Ok(())
 }
 
-/// So many names of one file, of which some are removed again.
+/// This many names of one file, of which some are removed again.
 fn linked(dir: &mut Site, count: u32) -> Result<()> {
     dir.touch(b"linked")?;
     let here = dir.child(b"a directory")?;

@@ -1,7 +1,7 @@
 //! Space that is staged for copies on write, in a volume whose log is clean: a kernel gives it back before it unmounts, so
 //! that the volume is taken as it is while it is frozen, with the log of later, when it was unmounted.
 //!
-//! Invariant: the volume is sound but for the staged space, which `xfs_repair` calls left over.
+//! Invariant: the volume is sound except for the staged space, which `xfs_repair` calls left over.
 
 use crate::fill::site::{Site, punch};
 use crate::sandbox::{Mounted, copy_sparse, repair_findings_by};

@@ -16,7 +16,7 @@ mod worker;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args as ClapArgs;
-use report::{Outcome, Summary};
+use report::{DamageOutcome, Summary};
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -129,7 +129,7 @@ impl Campaign<'_> {
         }
     }
 
-    fn record(&self, outcome: Outcome) -> Result<()> {
+    fn record(&self, outcome: DamageOutcome) -> Result<()> {
         let mut state = self.state.lock().expect("no job panicked");
         if let Some(file) = &mut state.results {
             // One write a line: a run that is cut off leaves whole lines.
@@ -160,7 +160,7 @@ fn resumed(file: &Path, args: &Args) -> Result<Summary> {
     for line in BufReader::new(lines).lines() {
         let line = line?;
         // The last line may have been cut off.
-        let Ok((seed, outcome)) = serde_json::from_str::<(u64, Outcome)>(&line) else { continue };
+        let Ok((seed, outcome)) = serde_json::from_str::<(u64, DamageOutcome)>(&line) else { continue };
         ensure!(seed == args.seed, "{} holds results of seed {seed}", file.display());
         if (args.first..args.first + args.images).contains(&outcome.image) {
             summary.add(&outcome, args.mib << 20);

@@ -1,6 +1,6 @@
 //! A device whose damage lies over a sound image: the image is shared, only changed sectors take memory.
 
-use blockdev::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+use blockdev::{BlockDevice, DeviceError, Durability, Layer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl Overlay {
         Self { base, sectors: BTreeMap::new(), size }
     }
 
-    /// Changes bytes. `at` and the length are whole sectors; what lies behind the end of the image is left
+    /// Changes bytes. `at` and the length are whole sectors; what lies past the end of the image is left
     /// out.
     pub fn change(&mut self, at: usize, bytes: &[u8]) {
         let first = (at / SECTOR) as u64;
@@ -43,20 +43,24 @@ impl Overlay {
     }
 }
 
-impl BlockDevice for Overlay {
-    fn size(&self) -> u64 {
+impl Layer for Overlay {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.base
+    }
+
+    fn pass_size(&self) -> u64 {
         self.size
     }
 
-    fn sector_size(&self) -> u32 {
+    fn pass_sector_size(&self) -> u32 {
         SECTOR as u32
     }
 
-    fn is_read_only(&self) -> bool {
+    fn pass_read_only(&self) -> bool {
         true
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         let len = buf.len() as u64;
         if offset.checked_add(len).is_none_or(|end| end > self.size) {
             return Err(DeviceError::OutOfRange { offset, len, size: self.size });
@@ -72,16 +76,12 @@ impl BlockDevice for Overlay {
         Ok(())
     }
 
-    fn write(&self, _: u64, _: &[u8], _: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, _: u64, _: &[u8], _: Durability) -> Result<(), DeviceError> {
         Err(DeviceError::ReadOnly)
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         Ok(())
-    }
-
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
 }
 

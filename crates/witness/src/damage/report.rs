@@ -22,7 +22,7 @@ pub enum End {
 
 /// What one image did.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct DamageOutcome {
     /// Its number.
     pub image: u64,
     /// The volume that was damaged.
@@ -43,8 +43,8 @@ pub struct Outcome {
     pub story: Vec<String>,
 }
 
-impl Outcome {
-    /// What no image may do, if this one did.
+impl DamageOutcome {
+    /// The forbidden result, if there was one.
     pub fn failure(&self, memory_max: u64) -> Option<String> {
         let what = match &self.end {
             End::Panicked(message) => format!("panicked: {message}"),
@@ -78,7 +78,7 @@ pub struct Summary {
 
 impl Summary {
     /// Adds one image.
-    pub fn add(&mut self, outcome: &Outcome, memory_max: u64) {
+    pub fn add(&mut self, outcome: &DamageOutcome, memory_max: u64) {
         if !self.images.insert(outcome.image) {
             return;
         }

@@ -16,7 +16,7 @@ use xfs::volume::{ForkKind, Inode, OpenOptions, Volume};
 use xfs::{Error, symlink};
 use xfs_format::types::{AgNumber, InodeNumber};
 
-/// What a walk asks for, at most.
+/// The limits of a walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Inodes to visit.
@@ -48,7 +48,7 @@ impl Limits {
         Self { inodes: 2000, lookups: 50, values: 20, runs: 500, file_bytes: 16 << 10, all_bytes: 256 << 10 };
 }
 
-/// What a walk met.
+/// The results of a walk.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Whether the volume could be opened; if not, `errors` says why.
@@ -79,7 +79,7 @@ pub fn walk(device: Arc<dyn BlockDevice>, limits: &Limits) -> Seen {
     seen
 }
 
-/// As anybody would open it; then, where that fails, without asking for a clean log.
+/// With default options; if that fails, without recovery.
 fn open(device: Arc<dyn BlockDevice>, seen: &mut Seen) -> Option<Arc<Volume>> {
     let first = match Volume::open(Arc::clone(&device), &OpenOptions::default()) {
         Ok(volume) => return Some(volume),

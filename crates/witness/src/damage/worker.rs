@@ -6,7 +6,7 @@
 use super::layout::targets;
 use super::mutate::{Menu, damage};
 use super::overlay::Overlay;
-use super::report::{End, Outcome};
+use super::report::{DamageOutcome, End};
 use super::walk::{Limits, Seen, walk};
 use super::{memory_peak, reset_memory_peak};
 use anyhow::{Context, Result};
@@ -95,11 +95,11 @@ fn data_ranges(file: &File) -> Result<Vec<Range<usize>>> {
 }
 
 /// Makes image `image` of `seed` and walks it.
-fn image_of(volumes: &[Base], with_check: bool, seed: u64, image: u64) -> Outcome {
+fn image_of(volumes: &[Base], with_check: bool, seed: u64, image: u64) -> DamageOutcome {
     let mut rng =
         Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ image.wrapping_mul(0xd1b5_4a32_d192_ed03));
     let start = Instant::now();
-    let mut outcome = Outcome { image, ..Outcome::default() };
+    let mut outcome = DamageOutcome { image, ..DamageOutcome::default() };
     let Some(base) = rng.choice(volumes) else { return outcome };
     let mut device = Overlay::new(Arc::clone(&base.device));
     outcome.volume.clone_from(&base.name);
@@ -172,8 +172,8 @@ impl Child {
     }
 
     /// Has one image done. The child comes back if it can do more.
-    pub fn image(mut self, seed: u64, image: u64, limit: Duration) -> (Outcome, Option<Self>) {
-        let failed = |end| Outcome { image, end, ..Outcome::default() };
+    pub fn image(mut self, seed: u64, image: u64, limit: Duration) -> (DamageOutcome, Option<Self>) {
+        let failed = |end| DamageOutcome { image, end, ..DamageOutcome::default() };
         if let Err(error) = writeln!(self.input, "{seed} {image}") {
             return (failed(End::Died(error.to_string())), None);
         }

@@ -55,7 +55,7 @@ fn sparse(site: &mut Site, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Preallocated space: whole, behind the end of the file, written in part, with holes in it.
+/// Preallocated space: whole, past the end of the file, written in part, with holes in it.
 fn preallocated(site: &mut Site) -> Result<()> {
     let mut dir = site.child(b"preallocated")?;
     let block = dir.block;

@@ -72,8 +72,8 @@ fn sharing_a_hash(site: &mut Site, count: usize, gone: usize) -> Result<()> {
 
 /// `count` different names of `len` bytes whose hashes are equal.
 ///
-/// The hash takes four bytes at a time, each shifted by seven bits more than the one behind it; so the lowest
-/// bit of a byte and the highest bit of the byte behind it fall on the same bit, and flipping both changes
+/// The hash takes four bytes at a time, each shifted by seven bits more than the one after it; so the lowest
+/// bit of a byte and the highest bit of the byte after it fall on the same bit, and flipping both changes
 /// nothing.
 pub(super) fn colliding(site: &mut Site, count: usize, len: usize) -> Vec<Vec<u8>> {
     let base: Vec<u8> = (0..len).map(|_| site.rng.u8(b'A'..=b'Y')).collect();

@@ -54,14 +54,14 @@ pub struct Args {
     /// The command to judge: by default the `uxfs` beside this program (`cargo build --release -p uxfs-cli`).
     #[arg(long)]
     uxfs: Option<PathBuf>,
-    /// Who makes the volumes, in numbers.
+    /// The user who makes the volumes, as numbers.
     #[arg(long, default_value_t = 65_534)]
     uid: u32,
 }
 
 /// Runs the command. `Ok(true)`: every volume was right.
 pub fn run(args: &Args) -> Result<bool> {
-    let place = Place::new(args)?;
+    let place = WorkFolder::new(args)?;
     if !args.same.is_empty() {
         for source in &args.same {
             place.twice(source, "", size_for(source)?)?;
@@ -106,14 +106,14 @@ fn size_for(source: &Path) -> Result<u64> {
 }
 
 /// A folder with the program, the tree, and room for volumes.
-struct Place {
+struct WorkFolder {
     folder: tempfile::TempDir,
     uid: u32,
     /// What makes a volume the same every time. The kernel mounts no two of one UUID, so that each run has its own.
     fixed: [String; 4],
 }
 
-impl Place {
+impl WorkFolder {
     fn new(args: &Args) -> Result<Self> {
         let program = match &args.uxfs {
             Some(program) => program.clone(),
@@ -122,7 +122,7 @@ impl Place {
         let uuid = format!("3e3a4f8c-7a52-4a5e-9f0e-{:012x}", std::process::id());
         let fixed = ["-m", &format!("uuid={uuid}"), "--time", "2026-01-31T12:00:00Z"].map(str::to_owned);
         let place = Self { folder: scratch()?, uid: args.uid, fixed };
-        // Where the program lies, others may not come.
+        // Others may not have access to the program's folder.
         std::fs::copy(&program, place.path("uxfs"))
             .with_context(|| format!("{} (cargo build --release -p uxfs-cli makes it)", program.display()))?;
         std::fs::create_dir(place.path("out"))?;

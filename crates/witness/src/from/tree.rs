@@ -159,8 +159,7 @@ impl Tree {
         file.write_all_at(&data, at)
     }
 
-    /// Says of everything whose it is, what may be done with it, and when that was; directories come behind what is in
-    /// them.
+    /// Sets owners, permissions and times of everything; directories come after their content.
     fn finish(mut self) -> Result<Made> {
         let dirs = std::mem::take(&mut self.dirs);
         for dir in dirs.iter().rev() {
@@ -218,7 +217,7 @@ impl Tree {
     }
 }
 
-/// An access control list in the form of Linux: tag, permissions, whose.
+/// An access control list in the form of Linux: tag, permissions, ID.
 fn acl(entries: [(u16, u16, u32); 5]) -> Vec<u8> {
     let mut list = 2_u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries {

@@ -5,7 +5,7 @@
 //! - what the old volume holds is told by the kernel that filled it: of a v4 volume, Debian's in a virtual machine;
 //! - no byte of the old volume changes; a second copy has the same bytes.
 
-use super::Place;
+use super::WorkFolder;
 use super::view::whole_volume;
 use crate::compare::compare;
 use crate::fill::{Sizes, fill};
@@ -23,7 +23,7 @@ use std::time::Instant;
 /// Least bytes a block of a new volume.
 const BLOCK_MIN: u64 = 1024;
 
-impl Place {
+impl WorkFolder {
     /// Copies volumes of the kinds that these names begin with. `Ok(true)`: all were right.
     pub(super) fn copy_volumes(&self, names: &[String], sizes: &Sizes) -> Result<bool> {
         let mut right = true;
@@ -41,7 +41,7 @@ impl Place {
         let old = self.path("old");
         mkfs(&old, kind)?;
         let theirs = self.filled(&old, kind, sizes)?;
-        // Who makes the copy may read it, and no more.
+        // The user who makes the copy may only read it.
         let before = fingerprint(&old)?;
         let start = Instant::now();
         let mut from = old.clone().into_os_string();

@@ -1,9 +1,9 @@
-//! Who does calls to two files, and compares what comes of each with what must.
+//! Makes calls to two files, and compares the result of each with the expected one.
 //!
 //! Invariants:
-//! - after each call the file has the size that the model has, whoever is asked;
-//! - a call that found no space has changed nothing, but for those that say that they may be done in part: then each byte is
-//!   the old one or the new one.
+//! - after each call the file has the model's size by every handle;
+//! - a call that found no space has changed nothing, except for calls that may be done in part: then each byte is the
+//!   old one or the new one.
 
 use super::call::{Call, Pair, Piece, Step};
 use super::files::{Files, Handles};
@@ -19,7 +19,7 @@ const SHOWN: usize = 12;
 const DEPTH: u32 = 4;
 /// How many pieces of data a walk looks at.
 const WALK: usize = 6;
-/// How often it is asked what the volume says of the files, beside the handles.
+/// How often the files' metadata in the volume are checked as well.
 const STAT_EVERY: u64 = 32;
 
 /// Two files, and what must be in them.
@@ -112,7 +112,7 @@ impl At<'_> {
         &mut self.actor.models[nth]
     }
 
-    /// What a call gave; nothing if there was no space for it.
+    /// The result of a call. `None` if there was no space for it.
     fn ended<T>(&mut self, done: uxfs::Result<T>) -> Result<Option<T>> {
         match done {
             Ok(what) => Ok(Some(what)),
@@ -235,7 +235,7 @@ impl At<'_> {
         Ok(())
     }
 
-    /// What changes where bytes lie, within one file.
+    /// Changes of where bytes lie within one file.
     fn shape(&mut self, step: &Step) -> Result<()> {
         let done = self.files.shape(step);
         if self.ended(done)?.is_none() {
@@ -333,7 +333,7 @@ impl At<'_> {
         Ok(())
     }
 
-    /// Data and holes follow each other, and holes are zeroes.
+    /// Data and holes alternate, and holes are zeroes.
     fn seek(&mut self, step: &Step, from: u64) -> Result<()> {
         let file = self.files.file(step.file, step.buffered[0])?;
         let (size, block) = (self.model(step.file).size(), self.block);
@@ -360,7 +360,7 @@ impl At<'_> {
         Ok(())
     }
 
-    /// Requests at once; those that write have their bytes alone.
+    /// Concurrent requests. Those that write have their bytes alone.
     fn queue(&mut self, step: &Step, pieces: &[Piece]) -> Result<()> {
         let mut over = Vec::new();
         {
@@ -377,7 +377,7 @@ impl At<'_> {
                 queue.wait(1, |completion| over.push(completion))?;
             }
         }
-        // What failed is looked at when the model has the rest.
+        // A failed request is examined after the model has the others.
         over.sort_by_key(|over| (pieces[over.tag as usize].is_write, over.result.is_err()));
         for completion in over {
             let piece = pieces[completion.tag as usize];
@@ -392,7 +392,7 @@ impl At<'_> {
         Ok(())
     }
 
-    /// What failed has left everything as it was.
+    /// A failed call has changed nothing.
     fn unchanged(&mut self, step: &Step, at: u64, len: u64) -> Result<()> {
         let from = at.saturating_sub(2 * self.block);
         let by = [step.buffered[0], !step.buffered[0]];
@@ -404,7 +404,7 @@ impl At<'_> {
         Ok(())
     }
 
-    /// What found no space on the way has left old bytes or new ones.
+    /// A call that ran out of space has left old or new bytes.
     fn in_part(&mut self, nth: usize, at: u64, data: &[u8]) -> Result<()> {
         let file = self.files.file(nth, self.actor.calls.is_multiple_of(2))?;
         let (size, old) = (file.size(), &self.actor.models[nth]);
@@ -439,14 +439,14 @@ impl At<'_> {
         Ok(())
     }
 
-    /// All of a file, so many bytes at a time, by all of its handles.
+    /// Compares all of a file by all of its handles, `chunk` bytes at a time.
     fn verify(&self, nth: usize, chunk: u64) -> Result<()> {
         let Some(handles) = &self.files.0[nth] else { return Ok(()) };
-        // What is read by one may come into memory for the other.
+        // A read by one handle may fill the cache of the other.
         let by = [Some(&handles.direct), handles.buffered.as_ref()];
         for file in by.into_iter().flatten() {
             let mut at = 0;
-            // And what lies behind the end.
+            // And what lies past the end.
             while at <= self.actor.models[nth].size() {
                 self.check_range(file, nth, at, chunk.max(1))?;
                 at += chunk.max(1);

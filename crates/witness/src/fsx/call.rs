@@ -1,7 +1,7 @@
-//! What may be done to a file: one call, with all that it is told.
+//! A call to a file with all its arguments.
 //!
-//! Invariant: a call says everything that it depends on, but for what is in the files: a list of calls can be done again,
-//! whole or in part.
+//! Invariant: a call has everything that it depends on, except for the content of the files. So a list of calls can be
+//! repeated, completely or in part.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Step {
     /// Which of them.
     pub(super) file: usize,
-    /// Whether it is done by the handle that goes through the page cache; and of a second file, that one's.
+    /// Whether it uses the handle with the page cache; the same for a second file.
     pub(super) buffered: [bool; 2],
     pub(super) call: Call,
 }
@@ -66,7 +66,7 @@ pub(super) enum Call {
         len: u64,
     },
     Clone(Pair),
-    /// What the source has is written to the other file before, if `same_content`.
+    /// If `same_content`, the source's content is first written to the other file.
     Dedupe {
         pair: Pair,
         same_content: bool,
@@ -88,7 +88,7 @@ pub(super) enum Call {
     SyncVolume,
     /// All handles of the file are dropped, and it is opened anew.
     Reopen,
-    /// All of the file is compared with the model, by each handle, so many bytes at a time.
+    /// Compares all of the file with the model by each handle, this many bytes at a time.
     Verify {
         chunk: u64,
     },
@@ -112,11 +112,11 @@ pub(super) struct Piece {
     pub(super) is_write: bool,
 }
 
-/// How the volume is left, and opened again.
+/// How the volume is left before it is opened again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum End {
     /// Closed.
     Closed,
-    /// Synced and let go, so that its log is recovered.
+    /// Synced and dropped, so that its log is recovered.
     Dropped,
 }

@@ -1,4 +1,4 @@
-//! What comes next: calls by chance, where code takes another way.
+//! Chooses random calls, near the places where code branches.
 //!
 //! Invariant: what is chosen follows from the generator, and from the sizes of the files.
 
@@ -6,7 +6,7 @@ use super::call::{Call, Pair, Piece, Step};
 use crate::handles::Io;
 use fastrand::Rng;
 
-/// What a volume lets files do.
+/// What files of a volume can do.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub(super) io: Io,
@@ -88,7 +88,7 @@ impl Chooser {
         self.rng.u64(200..6000)
     }
 
-    /// Has some kinds come more often from now on, or not at all.
+    /// Makes some kinds more frequent from now on, or excludes them.
     pub(super) fn change_mood(&mut self) {
         let Rules { shares, exchanges, .. } = self.rules;
         let can_be = |kind: Kind| match kind {

@@ -1,10 +1,10 @@
-//! Runs that failed: what they did is kept, done again, and made shorter while it still fails.
+//! Failed runs: their calls are kept, repeated, and reduced while they still fail.
 //!
 //! Invariant: fewer calls are the old ones without some of them, in the old order.
 
 use super::call::{End, Step};
 
-use super::{Run, Source};
+use super::{FsxRun, Source};
 use crate::handles::Io;
 use crate::history::campaign::Task;
 use crate::history::geometry;
@@ -38,7 +38,7 @@ enum Line {
 type Legs = Vec<(End, Vec<Vec<Step>>)>;
 
 /// Keeps calls and image of a run in a folder.
-pub(super) fn keep(folder: &Path, run: &Run) -> Result<()> {
+pub(super) fn keep(folder: &Path, run: &FsxRun) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let (geometry, seed) = (run.task.geometry.volume.name, run.task.seed);
     let path = folder.join(format!("fsx-{geometry}-{seed}.calls"));
@@ -54,7 +54,7 @@ pub(super) fn keep(folder: &Path, run: &Run) -> Result<()> {
     Ok(())
 }
 
-fn lines_of(run: &Run) -> Vec<Line> {
+fn lines_of(run: &FsxRun) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut begun = vec![0; run.actors.len()];
     for (end, ended) in &run.ends {
@@ -126,5 +126,5 @@ fn again(header: &Header, lines: &[Line]) -> Result<()> {
     ensure!(header.threads > 0, "no threads");
     let task =
         Task { geometry: chosen[0], seed: header.seed, threads: header.threads, io, label: String::new() };
-    Run::new(&task)?.all(Source::Listed(&legs_of(lines, header.threads)))
+    FsxRun::new(&task)?.all(Source::Listed(&legs_of(lines, header.threads)))
 }

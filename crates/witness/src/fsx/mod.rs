@@ -1,11 +1,11 @@
-//! Random calls to one file, and to a second one that it shares with, against a model in memory: through the page cache, past
-//! it, or both at once.
+//! Random calls to one file, and to a second one that it shares with, compared with a model in memory: through the page
+//! cache, without it, or both at once.
 //!
 //! Invariants: a run succeeds only if
-//! - each call gave what the model says, and what found no space changed nothing;
-//! - all of both files was as the model has it, by every kind of handle, now and then, before each close of the volume, and
-//!   when it was open again;
-//! - in the end `xfs_repair -n` and `uxfs check` find nothing, and the kernel's mount has the same bytes.
+//! - each call had the model's result, and what found no space changed nothing;
+//! - all of both files was as in the model, by every kind of handle, now and then, before each close of the volume, and
+//!   after it was opened again;
+//! - at the end `xfs_repair -n` and `uxfs check` find nothing, and the kernel's mount has the same bytes.
 
 mod actor;
 mod call;
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<bool> {
 }
 
 fn one(task: &Task, args: &Args) -> Result<(u64, String)> {
-    let mut run = Run::new(task)?;
+    let mut run = FsxRun::new(task)?;
     let source = Source::Chance { ops: args.ops, keep: args.which.keep.is_some() };
     let result = run.all(source);
     if let (Err(_), Some(keep)) = (&result, &args.which.keep) {
@@ -95,23 +95,23 @@ fn one(task: &Task, args: &Args) -> Result<(u64, String)> {
     Ok((calls, said))
 }
 
-/// What of a run is the same for all of its calls; it follows from the seed.
+/// The properties of a run that are the same for all of its calls. They follow from the seed.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     cache: u64,
     most: u64,
-    /// No thread does anything unasked.
+    /// There are no background threads.
     alone: bool,
 }
 
 /// One run on one volume.
-struct Run {
+struct FsxRun {
     task: Task,
     setting: Setting,
     folder: tempfile::TempDir,
     rng: Rng,
     actors: Vec<Actor>,
-    /// How the volume was left, and behind how many calls of each thread.
+    /// How the volume was left, and after how many calls of each thread.
     ends: Vec<(End, Vec<u64>)>,
     /// Seconds of calls, without the judging.
     took: f64,
@@ -127,7 +127,7 @@ enum Source<'a> {
     Listed(&'a [(End, Vec<Vec<Step>>)]),
 }
 
-impl Run {
+impl FsxRun {
     fn new(task: &Task) -> Result<Self> {
         let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
         let cache = CACHES[rng.usize(..CACHES.len())].max(task.geometry.block() * 4);
@@ -152,7 +152,7 @@ impl Run {
         Ok(Volume::open_device(device, &options)?)
     }
 
-    /// Does all calls, and has all judges look at what is left.
+    /// Does all calls, and lets all judges look at the result.
     fn all(&mut self, source: Source<'_>) -> Result<()> {
         let start = Instant::now();
         let done = match source {
@@ -279,7 +279,7 @@ fn by_kernel(actor: &Actor, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a thread does as long as the volume is open.
+/// Runs a thread as long as the volume is open.
 enum Calls<'a> {
     Chosen(u64, &'a mut Chooser),
     Listed(&'a [Step]),

@@ -1,4 +1,4 @@
-//! What must be in a file, and which calls are refused.
+//! The expected content of a file, and which calls must be refused.
 //!
 //! Invariant: it knows bytes and the size, nothing of blocks, pages or space.
 
@@ -29,7 +29,7 @@ impl Content {
         &self.0[at.min(end) as usize..end as usize]
     }
 
-    /// A byte, with zeroes behind the end.
+    /// A byte, with zeroes past the end.
     pub(super) fn byte(&self, at: usize) -> u8 {
         self.0.get(at).copied().unwrap_or(0)
     }
@@ -65,7 +65,7 @@ impl Content {
         self.0[at as usize..(at + len) as usize].fill(0);
     }
 
-    /// What both have once they have exchanged so many bytes, or all to their ends.
+    /// The content of both after an exchange of this many bytes, or up to their ends.
     pub(super) fn exchange(&mut self, at: u64, other: &mut Self, other_at: u64, len: Option<u64>) {
         if let Some(len) = len {
             let mine = self.read(at, len).to_vec();
@@ -92,7 +92,7 @@ impl Content {
     }
 }
 
-/// Whether a call must be refused as invalid, by the sizes of both files, with blocks of so many bytes.
+/// Whether a call must be refused as invalid, by the sizes of both files, with blocks of this many bytes.
 pub(super) fn refuses(step: &Step, sizes: [u64; 2], block: u64) -> bool {
     let size = sizes[step.file];
     let whole = |numbers: &[u64]| numbers.iter().all(|number| number.is_multiple_of(block));
@@ -153,7 +153,7 @@ fn meet(one: Range<u64>, other: Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// How much of a deduped range may come to be shared.
+/// How much of a deduped range may be shared afterwards.
 pub(super) fn deduped(pair: &Pair, size: u64, to_size: u64, block: u64) -> u64 {
     let ends_both = pair.from + pair.len == size && pair.at + pair.len >= to_size;
     if ends_both { pair.len } else { pair.len & !(block - 1) }
@@ -177,7 +177,7 @@ fn spread(number: u64) -> [u8; 4] {
     [0, 7, 14, 21].map(|shift| (number >> shift) as u8 | 0x80)
 }
 
-/// Whose byte this is, for people, by the word around it.
+/// The origin of a byte for messages, from the word around it.
 fn told(bytes: &[u8], at: usize) -> String {
     let word = at & !7;
     let Some(word) = bytes.get(word..word + 8) else {

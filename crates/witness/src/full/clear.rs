@@ -1,4 +1,5 @@
-//! Removes everything, by as many threads as made it. Nothing of that may find no space, but for a cut amid a shared block.
+//! Removes everything, with as many threads as made it. None of that may run out of space, except a truncation within a
+//! shared block.
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
@@ -12,7 +13,7 @@ pub fn folder(thread: usize) -> Vec<u8> {
     format!("t{thread}").into_bytes()
 }
 
-/// How the names of a thread in the shared directory begin.
+/// The prefix of a thread's names in the shared directory.
 pub fn prefix(thread: usize) -> Vec<u8> {
     format!("t{thread}-").into_bytes()
 }
@@ -73,8 +74,8 @@ fn tree(dir: &Dir, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-/// Cuts a file to a third. Where that is amid a block that others have as well, the rest of the block is zeroed in a copy, for
-/// which there may be no space, as for a kernel: then the file is as it was.
+/// Cuts a file to a third. If that is within a shared block, the rest of the block is zeroed in a copy. There may be no
+/// space for it, as with a kernel: then the file is unchanged.
 fn cut(file: &File, block: u64) -> Result<()> {
     let (before, size) = (file.size(), file.size() / 3);
     let has_end = |extent: &Extent| (extent.logical..extent.logical + extent.length).contains(&size);

@@ -1,4 +1,4 @@
-//! One thread that fills a volume: what it tries becomes smaller until nothing at all fits.
+//! A thread that fills a volume: its requests become smaller until nothing fits.
 
 use super::clear::{SHARED, folder, prefix};
 use super::seen::Seen;
@@ -16,7 +16,7 @@ use uxfs::{Changes, Dir, ErrorKind, ExchangeOptions, File, NewNode, Node, Rename
 enum Kind {
     /// A file with content.
     Write,
-    /// More content behind the end of a file that is there, or far behind.
+    /// More content past the end of a file that is there, or far behind.
     Grow,
     /// Space for what is not written.
     Allocate,
@@ -58,11 +58,11 @@ const MIXTURES: [[u32; KINDS.len()]; 5] = [
 /// The largest content, and the largest value of an attribute, that is tried first.
 const BYTES_MAX: u64 = 1 << 20;
 const VALUE_BYTES_MAX: u64 = 60_000;
-/// Calls in a row behind which no less is free than before them: from `FEW` on all kinds are tried equally often, so
-/// that each is down to its smallest size when it is `ENOUGH`.
+/// Calls in a row after which no less is free than before them. From `FEW` on all kinds are tried equally often, so
+/// that each has reached its smallest size at `ENOUGH`.
 const FEW: u32 = 50;
 const ENOUGH: u32 = 400;
-/// The bytes of files that are looked at before and behind a write that failed.
+/// The bytes of files that are compared before and after a failed write.
 const AROUND: u64 = 16 << 10;
 
 /// How often calls of each kind succeeded, and how often they found no space.
@@ -148,7 +148,7 @@ impl<'a> Filler<'a> {
         })
     }
 
-    /// Takes most of what is free with one file, so that the rest is soon full of small things.
+    /// Takes most of the free space with one file, so that small things soon fill the rest.
     pub fn take_most(&mut self) -> Result<()> {
         let info = self.volume.info()?;
         let most = info.free_blocks * self.rng.u64(80..98) / 100 * u64::from(info.block_size);
@@ -341,7 +341,7 @@ impl<'a> Filler<'a> {
         Ok(false)
     }
 
-    /// Writes behind the end of a file, or into holes that are left.
+    /// Writes past the end of a file, or into holes that are left.
     fn write(&mut self, file: usize, bytes: u64, far: bool) -> Result<bool> {
         let node = self.node(self.files[file])?;
         let file = self.opened(&node)?;
@@ -432,7 +432,7 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// How a node is now. What of it is in memory alone gets its place whenever space is short: here before that.
+    /// The state of a node. What is only in memory is allocated first, as it would be whenever space is short.
     fn seen(&self, node: &Node, name: &[u8]) -> Result<Seen> {
         if self.io.is_cached() && node.file_type().is_file() {
             node.open()?.sync()?;
@@ -465,7 +465,7 @@ impl<'a> Filler<'a> {
         Ok(false)
     }
 
-    /// What needs no space must succeed on a full volume.
+    /// Operations that need no space must succeed on a full volume.
     pub fn works_when_full(&mut self) -> Result<()> {
         if self.files.is_empty() {
             return Ok(());
@@ -493,7 +493,7 @@ impl<'a> Filler<'a> {
     }
 }
 
-/// Whether a call fitted; all errors but want of space are wrong.
+/// Whether there was space for a call; all other errors are wrong.
 fn fitted(result: uxfs::Result<()>) -> Result<bool> {
     match result {
         Ok(()) => Ok(true),

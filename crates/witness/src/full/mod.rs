@@ -1,11 +1,11 @@
-//! Volumes filled until nothing more fits, emptied, and filled again.
+//! Volumes that are filled until nothing more fits, emptied, and filled again.
 //!
 //! Invariants: a run succeeds only if
 //! - every call that found no space had changed nothing, and nothing but space was ever missing;
 //! - what needs no space succeeded on the full volume, and everything could be removed from it;
 //! - after each round as many blocks and inodes were free as at first, whether the volume was kept open, closed, or
 //!   left as by a crash, when it was full and when it was empty;
-//! - `uxfs check` found nothing at any close, `xfs_repair -n` nothing in the end, and the kernel mounts and writes what
+//! - `uxfs check` found nothing at any close, `xfs_repair -n` nothing at the end, and the kernel mounts and writes what
 //!   was left.
 
 mod clear;
@@ -54,7 +54,7 @@ const fn small(name: &'static str, options: &'static [&'static str], mib: u64) -
     Geometry { volume, tight: true }
 }
 
-/// What the newest `mkfs.xfs` makes unasked, but for what is said.
+/// The defaults of the newest `mkfs.xfs`, except for these options.
 const fn today(name: &'static str, options: &'static [&'static str], mib: u64) -> Geometry {
     let small = small(name, options, mib);
     Geometry { volume: VolumeKind { defaults_of: Release::Unstable, ..small.volume }, ..small }
@@ -122,7 +122,7 @@ impl Free {
 }
 
 fn open(image: &Path) -> Result<Volume> {
-    // Caches that are small beside the volume, so that what is changed is written and read again.
+    // The caches are small compared with the volume, so that changes are written and read again.
     let options = OpenOptions::new().writable(true).cache_size(4 << 20);
     Ok(Volume::open(image, &options)?)
 }
@@ -199,7 +199,7 @@ fn fill(volume: &Volume, task: &Task, seed: u64) -> Result<Tally> {
         };
         handles.into_iter().map(join).collect::<Vec<_>>().into_iter().collect::<Result<()>>()
     })?;
-    // What others had reserved while they tried may be there now.
+    // Space that others had reserved meanwhile may be available now.
     for filler in &mut fillers {
         filler.fill()?;
     }

@@ -1,18 +1,18 @@
-//! What a call that finds no space must leave as it was.
+//! The state that a call without space must not change.
 
 use anyhow::{Result, ensure};
 use uxfs::{Extent, Metadata, Node};
 
-/// Of files with more extents than this, their number must do.
+/// For files with more extents than this, only their number is compared.
 const EXTENTS_MAX: u64 = 100;
 
-/// What is said of a file or directory, but for its bytes.
+/// The metadata of a file or directory, without its bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Seen {
     metadata: Metadata,
     extents: Vec<Extent>,
-    /// Whether others may have its blocks as well. Then a block of its own may have come in the place of one, as of the old
-    /// end of a file that was to grow: what is in the file is the same.
+    /// Whether others may have its blocks as well. Then a block of its own may have replaced a shared one, such as the
+    /// old end of a file that was to grow: the content is the same.
     shares: bool,
     names: Vec<Vec<u8>>,
     /// The value of the attribute that it is about.
@@ -39,8 +39,8 @@ impl Seen {
         Ok(Self { metadata, extents, shares, names, value, attribute: attribute.to_owned() })
     }
 
-    /// The same where the map may say it in other pieces: zeroes behind the end in the last block, which were in memory alone,
-    /// may have been written.
+    /// The same if the map may be split differently: zeroes past the end in the last block that were only in memory may
+    /// have been written.
     pub fn in_any_pieces(self) -> Self {
         Self { shares: true, ..self }
     }
@@ -74,7 +74,7 @@ impl Seen {
     }
 }
 
-/// Extents without what is known of who else has them: that somebody gave blocks up is found out by and by.
+/// Extents without what is known of other owners: that somebody gave up blocks is noticed only gradually.
 fn unmarked(extents: Vec<Extent>) -> Vec<Extent> {
     let mut unmarked: Vec<Extent> = Vec::with_capacity(extents.len());
     for mut extent in extents {

@@ -1,4 +1,4 @@
-//! POSIX access control lists: what a new object takes from its directory, and what a change of mode does to one.
+//! POSIX access control lists: what a new object inherits from its directory, and the effect of a change of mode.
 //!
 //! Invariant: a list is complete, in the order that Linux wants (owner, users by number, group, groups by number,
 //! mask, others), with a mask if it names a user or a group.
@@ -79,7 +79,7 @@ impl Acl {
             .collect()
     }
 
-    /// What `chmod` makes of it.
+    /// The list after `chmod`.
     pub fn set_mode(&mut self, mode: u16) {
         for (perm, shift) in self.classes() {
             *perm = (mode >> shift) & 7;

@@ -15,7 +15,7 @@ use std::process::Command;
 /// Checkpoints of the kernel behind its recovery.
 const CHECKPOINTS: i64 = 20;
 
-/// Does that to an image. What is changed, the time of the root directory, takes no space.
+/// Does that to an image. The change, of the root directory's time, takes no space.
 pub(super) fn the_kernel_goes_on(image: &Path, mnt: &Path) -> Result<()> {
     let mounted = Mounted::new(image, mnt, false).context("recovery by the kernel")?;
     let root = File::open(mounted.dir())?;

@@ -1,5 +1,4 @@
-//! What `stat` does not say of an inode: the project that it belongs to, and how it wants to be treated; as the kernel
-//! says it, and as uxfs does.
+//! Metadata that `stat` does not show: project, flags and hints, as given by the kernel and by uxfs.
 //!
 //! Invariant: every inode that a manifest describes is found on either side, special files and symbolic links too,
 //! of which only a list of all inodes tells this.
@@ -23,7 +22,7 @@ const INHERIT: u32 = 0x200;
 /// There is an extent size; of a directory, for what is made in it.
 const EXTENT_SIZE: u32 = 0x800 | 0x1000;
 
-/// What there is to say of an inode.
+/// The metadata of an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Found {
     project: u32,

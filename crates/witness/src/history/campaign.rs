@@ -51,13 +51,13 @@ pub struct Task {
     pub threads: usize,
     /// By which handles.
     pub io: Io,
-    /// What it is called in results: options that do it again.
+    /// Its label in results: the options that repeat it.
     pub label: String,
 }
 
-/// What became of all of them.
+/// The results of all histories.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct CampaignOutcome {
     /// The sum of what each said of itself.
     pub total: u64,
     /// How many were right.
@@ -100,9 +100,9 @@ impl Which {
         prefix: &str,
         tasks: Vec<Task>,
         one: impl Fn(&Task) -> Result<(u64, String)> + Sync,
-    ) -> Result<Outcome> {
+    ) -> Result<CampaignOutcome> {
         let todo = Mutex::new(tasks.into_iter());
-        let outcome = Mutex::new(Outcome::default());
+        let outcome = Mutex::new(CampaignOutcome::default());
         let work = || -> Result<()> {
             loop {
                 let Some(task) = todo.lock().expect("no panic").next() else { return Ok(()) };
@@ -111,7 +111,7 @@ impl Which {
                 match result {
                     Ok((count, what)) => {
                         println!("{prefix}{}: right: {what}", task.label);
-                        note(self.resume.as_deref(), &task.label)?;
+                        note(self.resume.as_deref(), &task.label, count)?;
                         outcome.right += 1;
                         outcome.total += count;
                     }
@@ -133,8 +133,8 @@ impl Which {
     }
 }
 
-impl Outcome {
-    /// Says what came of all of them; `right` and `total` say what was counted. Whether every one was right.
+impl CampaignOutcome {
+    /// Prints the results; `right` and `total` name the counts. Gives whether every one was right.
     pub fn conclude(&self, name: &str, right: &str, total: &str) -> bool {
         println!(
             "{name}: {} {right}, {} {total}; {} failed{}",
@@ -156,13 +156,34 @@ impl Outcome {
 pub(crate) fn done_before(path: Option<&Path>) -> Result<BTreeSet<String>> {
     match path.filter(|path| path.exists()) {
         None => Ok(BTreeSet::new()),
-        Some(path) => Ok(BufReader::new(File::open(path)?).lines().collect::<std::io::Result<_>>()?),
+        Some(path) => {
+            let label = |line: String| line.split('\t').next().unwrap_or_default().to_owned();
+            let lines = BufReader::new(File::open(path)?).lines();
+            Ok(lines.map(|line| line.map(label)).collect::<std::io::Result<_>>()?)
+        }
     }
 }
 
-/// Notes what was right.
-pub(crate) fn note(path: Option<&Path>, label: &str) -> Result<()> {
+/// Notes what was right, and what it adds to the total.
+pub(crate) fn note(path: Option<&Path>, label: &str, count: u64) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-    Ok(writeln!(file, "{label}")?)
+    Ok(writeln!(file, "{label}\t{count}")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_right_is_known_by_its_label() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("done");
+        assert!(done_before(Some(&path)).unwrap().is_empty());
+        note(Some(&path), "some --seed 1", 20).unwrap();
+        note(Some(&path), "some --seed 2", 300).unwrap();
+        let labels: Vec<_> = done_before(Some(&path)).unwrap().into_iter().collect();
+        assert_eq!(labels, ["some --seed 1", "some --seed 2"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "some --seed 1\t20\nsome --seed 2\t300\n");
+    }
 }

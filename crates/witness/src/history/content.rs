@@ -52,7 +52,7 @@ impl Blob {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
+struct ContentRun {
     end: u64,
     seed: u64,
     /// Byte of the pattern that the run begins with.
@@ -61,14 +61,14 @@ struct Run {
 
 /// A range of a file's content.
 #[derive(Clone, Debug)]
-pub struct Piece(Vec<(u64, Run)>);
+pub struct Piece(Vec<(u64, ContentRun)>);
 
 /// Content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
     size: u64,
-    runs: BTreeMap<u64, Run>,
-    /// First byte to the byte behind the last.
+    runs: BTreeMap<u64, ContentRun>,
+    /// First byte to the byte after the last.
     reserved: BTreeMap<u64, u64>,
 }
 
@@ -95,7 +95,7 @@ impl Content {
         }
         let end = offset + len;
         self.cut_runs(offset, end);
-        self.runs.insert(offset, Run { end, seed, from: 0 });
+        self.runs.insert(offset, ContentRun { end, seed, from: 0 });
         self.size = self.size.max(end);
     }
 
@@ -162,7 +162,8 @@ impl Content {
         self.cut_runs(offset, end);
         self.unreserve(offset, end);
         let moved = self.runs.split_off(&end);
-        self.runs.extend(moved.into_iter().map(|(at, run)| (at - len, Run { end: run.end - len, ..run })));
+        self.runs
+            .extend(moved.into_iter().map(|(at, run)| (at - len, ContentRun { end: run.end - len, ..run })));
         let moved = self.reserved.split_off(&end);
         for (from, to) in moved {
             self.reserved.insert(from - len, to - len);
@@ -175,7 +176,8 @@ impl Content {
         // Nothing is cut, but runs that hold `offset` are split there.
         self.split_run(offset);
         let moved = self.runs.split_off(&offset);
-        self.runs.extend(moved.into_iter().map(|(at, run)| (at + len, Run { end: run.end + len, ..run })));
+        self.runs
+            .extend(moved.into_iter().map(|(at, run)| (at + len, ContentRun { end: run.end + len, ..run })));
         if let Some((&from, &to)) = self.reserved.range(..offset).next_back().filter(|&(_, &to)| to > offset)
         {
             self.reserved.insert(from, offset);
@@ -190,9 +192,9 @@ impl Content {
 
     /// What `share` puts into another file, or elsewhere in the same: the runs of a range.
     pub fn piece(&self, start: u64, end: u64) -> Piece {
-        let cut = |(&at, run): (&u64, &Run)| {
+        let cut = |(&at, run): (&u64, &ContentRun)| {
             let (from, to) = (at.max(start), run.end.min(end));
-            (from - start, Run { end: to - start, seed: run.seed, from: run.from + (from - at) })
+            (from - start, ContentRun { end: to - start, seed: run.seed, from: run.from + (from - at) })
         };
         Piece(self.runs_in(start, end).map(cut).collect())
     }
@@ -204,8 +206,9 @@ impl Content {
             return;
         }
         self.punch(at, at + len, block);
-        self.runs
-            .extend(piece.0.into_iter().map(|(from, run)| (at + from, Run { end: at + run.end, ..run })));
+        self.runs.extend(
+            piece.0.into_iter().map(|(from, run)| (at + from, ContentRun { end: at + run.end, ..run })),
+        );
         self.size = self.size.max(at + len);
     }
 
@@ -240,8 +243,9 @@ impl Content {
 
     /// Puts that somewhere else, where nothing is.
     fn give(&mut self, at: u64, (piece, reserved): (Piece, Vec<(u64, u64)>)) {
-        self.runs
-            .extend(piece.0.into_iter().map(|(from, run)| (at + from, Run { end: at + run.end, ..run })));
+        self.runs.extend(
+            piece.0.into_iter().map(|(from, run)| (at + from, ContentRun { end: at + run.end, ..run })),
+        );
         self.reserved.extend(reserved.into_iter().map(|(from, to)| (at + from, at + to)));
     }
 
@@ -266,8 +270,9 @@ impl Content {
 
     /// A run that begins with its pattern and with a block, and has at least one block: where, how long, which pattern.
     pub fn whole_run(&self, block: u64, choice: usize) -> Option<(u64, u64, u64)> {
-        let fits = |&(&at, run): &(&u64, &Run)| at % block == 0 && run.from == 0 && run.end - at >= block;
-        let fitting: Vec<(&u64, &Run)> = self.runs.iter().filter(fits).take(16).collect();
+        let fits =
+            |&(&at, run): &(&u64, &ContentRun)| at % block == 0 && run.from == 0 && run.end - at >= block;
+        let fitting: Vec<(&u64, &ContentRun)> = self.runs.iter().filter(fits).take(16).collect();
         let &(&at, run) = fitting.get(choice % fitting.len().max(1))?;
         Some((at, run.end - at, run.seed))
     }
@@ -277,7 +282,7 @@ impl Content {
         if run.end <= at {
             return;
         }
-        let right = Run { from: run.from + (at - start), ..*run };
+        let right = ContentRun { from: run.from + (at - start), ..*run };
         run.end = at;
         self.runs.insert(at, right);
     }
@@ -315,7 +320,7 @@ impl Content {
         }
     }
 
-    fn runs_in(&self, start: u64, end: u64) -> impl Iterator<Item = (&u64, &Run)> {
+    fn runs_in(&self, start: u64, end: u64) -> impl Iterator<Item = (&u64, &ContentRun)> {
         let first = self.runs.range(..start).next_back().filter(|(_, run)| run.end > start);
         first.into_iter().chain(self.runs.range(start..end.max(start)))
     }
@@ -325,7 +330,7 @@ impl Content {
         start < end && self.runs_in(start, end).next().is_some()
     }
 
-    /// Whether these bytes are there, if zeroes come behind the end.
+    /// Whether these bytes are there, if zeroes come past the end.
     pub fn has(&self, offset: u64, bytes: &[u8]) -> bool {
         let mut own = vec![0; bytes.len()];
         self.read_into(offset, &mut own);

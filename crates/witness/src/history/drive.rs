@@ -153,7 +153,8 @@ pub fn run<T: Target, O: Observer<T>>(
             .map(|(thread, (actor, observer))| {
                 let stop = &stop;
                 scope.spawn(move || {
-                    let mut run = Run { target, actor, observer, slots: Slots::new(SLOTS), thread, rules };
+                    let mut run =
+                        HistoryRun { target, actor, observer, slots: Slots::new(SLOTS), thread, rules };
                     let result = run.all(source, leave, stop);
                     if result.is_err() {
                         stop.store(true, Ordering::Relaxed);
@@ -169,7 +170,7 @@ pub fn run<T: Target, O: Observer<T>>(
     })
 }
 
-struct Run<'a, T: Target, O> {
+struct HistoryRun<'a, T: Target, O> {
     target: &'a T,
     actor: &'a mut Actor,
     observer: &'a mut O,
@@ -178,7 +179,7 @@ struct Run<'a, T: Target, O> {
     rules: Rules,
 }
 
-impl<T: Target, O: Observer<T>> Run<'_, T, O> {
+impl<T: Target, O: Observer<T>> HistoryRun<'_, T, O> {
     fn all(&mut self, source: Source<'_>, leave: bool, stop: &AtomicBool) -> Result<(), Failure> {
         match source {
             Source::Generated(count) => {

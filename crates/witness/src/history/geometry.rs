@@ -74,13 +74,13 @@ const fn roomy(name: &'static str, options: &'static [&'static str]) -> Geometry
     Geometry { volume: volume(name, options, 512), tight: false }
 }
 
-/// What the newest `mkfs.xfs` makes unasked, but for what is said.
+/// What the newest `mkfs.xfs` makes by default, except for what is said.
 const fn today(name: &'static str, options: &'static [&'static str]) -> Geometry {
     let volume = VolumeKind { defaults_of: Release::Unstable, ..volume(name, options, 512) };
     Geometry { volume, tight: false }
 }
 
-/// What Debian 13's `mkfs.xfs` makes unasked, but for what is said.
+/// What Debian 13's `mkfs.xfs` makes by default, except for what is said.
 const fn stable(name: &'static str, options: &'static [&'static str]) -> Geometry {
     let volume = VolumeKind { defaults_of: Release::Stable, ..volume(name, options, 512) };
     Geometry { volume, tight: false }

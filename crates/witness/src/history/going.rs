@@ -24,14 +24,14 @@ const THREADS: u64 = 4;
 
 /// A file as somebody knows it.
 #[derive(Clone)]
-struct Known {
+struct KnownFile {
     node: Node,
     mark: u64,
 }
 
 struct Site {
     dir: Dir,
-    known: Mutex<VecDeque<Known>>,
+    known: Mutex<VecDeque<KnownFile>>,
     marks: AtomicU64,
 }
 
@@ -85,7 +85,7 @@ impl Site {
         file.node().set_xattr(MARK, &mark.to_le_bytes(), SetXattr::Create)?;
         expected(self.dir.link(name, file.node()), &[ErrorKind::AlreadyExists])?;
         let mut known = self.known.lock().expect("no panic");
-        known.push_back(Known { node: file.node().clone(), mark });
+        known.push_back(KnownFile { node: file.node().clone(), mark });
         if known.len() > KEPT {
             known.pop_front();
         }
@@ -93,8 +93,8 @@ impl Site {
     }
 
     /// Does something to a file that may be gone, or going.
-    fn visit(&self, one: &Known, name: &[u8], rng: &mut fastrand::Rng) -> Result<()> {
-        let Known { node, mark } = one;
+    fn visit(&self, one: &KnownFile, name: &[u8], rng: &mut fastrand::Rng) -> Result<()> {
+        let KnownFile { node, mark } = one;
         match rng.u8(..6) {
             0 => expected(self.dir.link(name, node), &[ErrorKind::AlreadyExists, ErrorKind::NotFound]),
             1 => expected(node.change(&Changes { permissions: Some(0o600), ..Changes::default() }), &[]),
@@ -130,7 +130,7 @@ impl Site {
             (0..PAGES).try_for_each(|page| holds(&file, mark, offset(page)))?;
             self.dir.remove_file(&name)?;
         }
-        for Known { node, mark } in self.known.into_inner()? {
+        for KnownFile { node, mark } in self.known.into_inner()? {
             ensure!(node.metadata().is_err(), "the file with mark {mark} is there, and has no name");
         }
         Ok(root.remove_dir(FOLDER)?)

@@ -38,7 +38,7 @@ pub fn is_sound(image: &Path) -> Result<()> {
     checker_finds_nothing(Arc::new(FileDevice::open(image)?))
 }
 
-/// What the kernel says of a volume, which `first` is asked about, and then uxfs must say too.
+/// The kernel's view of a volume. `first` judges it, and then uxfs's view must agree.
 pub fn views_agree(
     image: &Path,
     mnt: &Path,
@@ -61,7 +61,7 @@ pub fn checker_finds_nothing(device: Arc<dyn BlockDevice>) -> Result<()> {
     none("uxfs check finds damage", &findings)
 }
 
-/// What the kernel says of an image, mounted read-only.
+/// The kernel's manifest of an image, mounted read-only.
 pub(crate) fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
     by_mount(Mounted::new(image, mnt, true).context("the kernel's mount")?)
 }
@@ -80,7 +80,7 @@ fn by_mount(mounted: Mounted) -> Result<Vec<Record>> {
     Ok(manifest)
 }
 
-/// What uxfs says of an image, open for reading.
+/// uxfs's manifest of an image, open for reading.
 pub(crate) fn by_uxfs(image: &Path) -> Result<Vec<Record>> {
     by_uxfs_on(Arc::new(FileDevice::open(image)?))
 }

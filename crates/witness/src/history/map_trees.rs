@@ -33,7 +33,7 @@ pub(super) fn leveled(expected: &[Record], found: Vec<Record>, block: u64) -> Ve
     found.into_iter().map(level).collect()
 }
 
-/// By how many blocks trees of so many extents can differ.
+/// By how many blocks trees of this many extents can differ.
 fn spread(extents: u64, block: u64) -> u64 {
     let most = (block - HEADER) / ENTRY;
     let level = |blocks: u64| Some(blocks / (most / 2)).filter(|&blocks| blocks > 1);

@@ -92,7 +92,7 @@ pub struct Args {
     shrink: u64,
 }
 
-/// Who does the operations.
+/// The side that does the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Who {
     /// uxfs, in process.

@@ -290,7 +290,7 @@ pub enum Op {
         id: u32,
         inherit: bool,
     },
-    /// Of other files than directories, the extent size stays as it is.
+    /// For files other than directories, the extent size stays as it is.
     SetHints {
         path: Name,
         hints: Hints,
@@ -407,10 +407,10 @@ impl Op {
 
 /// What an operation gives when it succeeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum OpOutcome {
     /// Nothing to compare.
     Done,
-    /// So many bytes were written.
+    /// This many bytes were written.
     Wrote(u32),
     /// These bytes, or this value, or this target.
     Bytes(Vec<u8>),

@@ -2,7 +2,7 @@
 //!
 //! Each sector of a recovered file must be as that file was at that place: behind the change that was durable when the
 //! power went, or behind a later one that had begun. So it is what was written there, or zeroes where they were read
-//! once: of a hole, of what was punched, zeroed or set aside, of what lay behind the end. What clones, copies, exchanges,
+//! once: of a hole, of what was punched, zeroed or set aside, of what lay past the end. What clones, copies, exchanges,
 //! collapses and insertions bring to a place is in the model's content behind them, and is the file's own from then on. While a range is cut out or put in, which takes
 //! many transactions, what is behind it may be where it was, where it goes, or a hole between both.
 //! The device begins with a [pattern](filler_word) that no file has, so that nothing else that lies on it is taken for one of
@@ -14,7 +14,7 @@
 //!
 //! Not judged: whether sectors that are there belong to one moment (several changes may be under way, and be there in part);
 //! zeroes ahead of the last sector where something was written for the first time since the file was durable; what lies
-//! behind the end (that is looked at when the file grows), files without a name, attributes and links.
+//! past the end (that is looked at when the file grows), files without a name, attributes and links.
 
 use super::content::{self, Content};
 use crate::record;
@@ -98,17 +98,17 @@ impl Files {
 #[derive(Debug)]
 pub struct Possible<'a> {
     versions: Vec<Vec<&'a Content>>,
-    /// Bytes of a part, of which each thread has every so-manieth.
+    /// Bytes of a stripe; the threads have stripes in turn.
     stripe: u64,
 }
 
 impl<'a> Possible<'a> {
-    /// Of a file that one thread has.
+    /// For a file of one thread.
     pub fn of(versions: Vec<&'a Content>) -> Self {
         Self::striped(vec![versions], u64::MAX)
     }
 
-    /// Of a file in which threads have stripes.
+    /// For a file with stripes of all threads.
     pub fn striped(versions: Vec<Vec<&'a Content>>, stripe: u64) -> Self {
         debug_assert!(versions.iter().all(|of_one| !of_one.is_empty()), "a file is like something");
         Self { versions, stripe }

@@ -43,7 +43,7 @@ impl Promised {
         })
     }
 
-    /// Both recoveries came to the same, but for that.
+    /// Both recoveries came to the same, except for that.
     pub(crate) fn same(&self, what: &str, expected: &[Record], found: Vec<Record>) -> Result<()> {
         let found = match self.maps {
             Some(block) => map_trees::leveled(expected, found, block),

@@ -7,8 +7,8 @@
 //! - uxfs, open for writing, left a volume where `xfs_repair -n` and `uxfs check` find nothing (but for attributes that
 //!   a kernel had set in part, of which `xfs_repair` must say the same in the kernel's copy), and where the kernel sees the
 //!   tree that its own recovery made;
-//! - the kernel's recovery left nothing else either, but for inodes without a name that it could not free, of a log that a
-//!   kernel left (see `not_freed`); what uxfs recovered holds none of them;
+//! - the kernel's recovery left nothing else either, except for inodes without a name that it could not free, of a log
+//!   that a kernel left (see `not_freed`); what uxfs recovered holds none of them;
 //! - every file of it grows then, and what comes behind its old end is zeroes;
 //! - every thread's part of the tree is one that its history passed through, no earlier than the last sync;
 //! - the power failed at some write of uxfs's recovery of another copy, or in the first checkpoints behind it, and the
@@ -55,7 +55,7 @@ pub struct Args {
     /// Most operations of a run, all threads together; how many there are follows from the seed.
     #[arg(long, default_value_t = 4_000)]
     ops: u64,
-    /// Who leaves the log.
+    /// The side that leaves the log.
     #[arg(long, value_enum, default_value_t = Who::Kernel)]
     target: Who,
 }

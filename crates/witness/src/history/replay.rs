@@ -6,7 +6,7 @@
 //!   kernel that crashed has done in part: see `half_set` and `not_freed`), uxfs sees what the kernel sees, and every
 //!   thread's part of the tree is one that its history passed through.
 
-use super::durable::{self, Clock, Durable, Place};
+use super::durable::{self, Clock, CrashPoint, Durable};
 use super::model::Rules;
 use super::not_freed::{self, Left};
 use super::target::{MountedTarget, Target};
@@ -82,12 +82,12 @@ fn one(history: &mut History, args: &Args, unfinished: &Mutex<Tally>) -> Result<
 /// Where every thread is at the end of its history, in words.
 pub(super) fn places(threads: &[Durable], records: &[Record]) -> Result<String> {
     let places = durable::judge(threads, durable::END, records).map_err(Error::msg)?;
-    Ok(places.iter().map(Place::to_string).collect::<Vec<_>>().join(", "))
+    Ok(places.iter().map(CrashPoint::to_string).collect::<Vec<_>>().join(", "))
 }
 
 pub(super) fn by_kernel(history: &mut History, ops: u64, flush: bool) -> Result<Vec<Durable>> {
     let (image, volume) = (history.image(), &history.geometry.volume);
-    // Some are made larger first, and the log tells of places behind the end that the superblock on disk knows.
+    // Some are made larger first, and the log tells of places past the end that the superblock on disk knows.
     let grows = !history.geometry.tight && history.seed.is_multiple_of(3);
     if grows {
         File::options().write(true).open(&image)?.set_len(volume.size * 2)?;

@@ -1,4 +1,4 @@
-//! Damage to archives: bytes, fields of headers with their checksums put right, whole blocks.
+//! Damage to archives: bytes, header fields with corrected checksums, whole blocks.
 
 use anyhow::Result;
 use fastrand::Rng;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 const BLOCK: usize = 512;
 
-/// Writes a damaged copy of an archive; says what was done.
+/// Writes a damaged copy of an archive. Returns what was done.
 pub fn damaged(archive: &[u8], to: &Path, rng: &mut Rng) -> Result<Vec<String>> {
     let mut bytes = archive.to_vec();
     let headers: Vec<usize> =
@@ -75,7 +75,7 @@ fn is_header(bytes: &[u8]) -> bool {
     bytes.get(257..262) == Some(b"ustar")
 }
 
-/// Puts the checksum of a header right.
+/// Corrects the checksum of a header.
 fn seal(header: &mut [u8]) {
     header[148..156].fill(b' ');
     let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();

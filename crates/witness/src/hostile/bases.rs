@@ -1,4 +1,4 @@
-//! The volumes that are damaged: small ones with everything in them, made by the command from one tree.
+//! The volumes to be damaged: small ones with everything in them, which the command makes from one tree.
 
 use super::chains::{self, Item};
 use super::{GUARD, GUARD_BYTE};
@@ -17,9 +17,9 @@ use std::sync::Arc;
 pub struct Base {
     /// Its options.
     pub name: String,
-    /// It, with guards around it.
+    /// Its image, with guards around it.
     pub image: PathBuf,
-    /// It alone, in memory.
+    /// The volume without guards, in memory.
     pub device: Arc<dyn BlockDevice>,
     /// Its bytes.
     pub size: u64,
@@ -27,11 +27,11 @@ pub struct Base {
     pub menu: Menu,
     /// The tree in it as an archive.
     pub archive: Vec<u8>,
-    /// What its log promises.
+    /// The unfinished intents of its log.
     pub items: Vec<Item>,
 }
 
-/// Names of one hash.
+/// Number of names with the same hash.
 const CROWD: usize = 2000;
 /// Bytes of each volume.
 pub const SIZE: u64 = 24 << 20;
@@ -124,7 +124,7 @@ fn fill(tree: &Path) -> Result<()> {
             )?;
         }
     }
-    // Names of one hash: what is said twice, 32 bytes apart, cancels itself out in it.
+    // Names with the same hash: equal characters 32 bytes apart cancel each other out.
     let crowd = tree.join("dirs/crowd");
     fs::create_dir(&crowd)?;
     fs::write(crowd.join("one"), "one")?;

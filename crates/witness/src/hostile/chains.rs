@@ -1,5 +1,5 @@
-//! What volumes of today share and owe: clones in pieces and copies of their blocks, and logs that end within chains of
-//! deferred work, with intents of every kind unfinished; and damage to those intents.
+//! Shared blocks and unfinished work in volumes of today: clones in pieces and copies of their blocks, and logs that
+//! end within chains of deferred work, with unfinished intents of every kind; and damage to those intents.
 
 use super::bases::SIZE;
 use crate::damage::mutate::apply;
@@ -14,10 +14,10 @@ use uxfs::{ErrorKind, ExchangeOptions, File, NewNode, OpenOptions, SetXattr, Vol
 use xfs_format::log::{BLOCK_SIZE, LogIdentity, RecordHeader, RecordOps, pack, unpack};
 use xfs_format::superblock::Superblock;
 
-/// Extents of the files that are shared, and rounds of chains.
+/// Extents of the shared files, and rounds of chains.
 const EXTENTS: u64 = 100;
 const ROUNDS: usize = 10;
-/// Most logs of one volume.
+/// Maximum logs per volume.
 const LOGS_MAX: usize = 5;
 /// How many of a log's last records are damaged.
 const RECORDS: usize = 24;
@@ -26,7 +26,7 @@ fn open(device: &Arc<dyn BlockDevice>) -> uxfs::Result<Volume> {
     Volume::open_device(Arc::clone(device), &OpenOptions::new().writable(true))
 }
 
-/// Clones in pieces, where the volume has them. `false`: it has not.
+/// Clones in pieces, if the volume supports them. Returns `false` if not.
 pub fn share(device: &Arc<dyn BlockDevice>) -> Result<bool> {
     let volume = open(device)?;
     let root = volume.open_dir("/")?;
@@ -53,9 +53,10 @@ pub fn share(device: &Arc<dyn BlockDevice>) -> Result<bool> {
     Ok(true)
 }
 
-/// Images that the power could have left amid chains, each with unfinished intents of a kind that those before lack.
+/// Images that a power cut could leave in the middle of chains, each with unfinished intents of a kind that the
+/// previous ones lack.
 pub fn owing(device: &Arc<dyn BlockDevice>) -> Result<Vec<(String, Vec<u8>)>> {
-    /// How often it is tried, as threads take turns as they like.
+    /// How often this is tried, because the order of threads varies.
     const TRIES: usize = 5;
     for _ in 0..TRIES {
         let found = owing_once(device)?;
@@ -149,7 +150,7 @@ fn chains(volume: &Volume) -> uxfs::Result<()> {
     Ok(())
 }
 
-/// An item of the log that promises something, or says that it was done: the record, and where in its data it lies.
+/// An intent or done item of the log: its record, and its position in the record's data.
 #[derive(Clone, Copy, Debug)]
 pub struct Item {
     header: RecordHeader,
@@ -163,7 +164,7 @@ pub struct Item {
 const KINDS: [u16; 12] =
     [0x1236, 0x1237, 0x1240, 0x1241, 0x1242, 0x1243, 0x1244, 0x1245, 0x1246, 0x1247, 0x1248, 0x1249];
 
-/// Intents and their ends in the last records of an image's log.
+/// Intents and done items in the last records of an image's log.
 pub fn items(image: &[u8]) -> Result<Vec<Item>> {
     let superblock = Superblock::parse(image.get(..512).context("a superblock")?)?;
     let identity = LogIdentity { v5: true, uuid: superblock.uuid() };
@@ -173,7 +174,7 @@ pub fn items(image: &[u8]) -> Result<Vec<Item>> {
     for at in log.clone().step_by(BLOCK_SIZE) {
         let Ok(header) = RecordHeader::check(&image[at..log.end], &identity) else { continue };
         let len = header.total_blocks() as usize * BLOCK_SIZE;
-        // One that goes on at the start of the log is left out.
+        // A record that wraps around the end of the log is left out.
         if at + len <= log.end {
             records.push((at, len, *header));
         }
@@ -197,7 +198,7 @@ pub fn items(image: &[u8]) -> Result<Vec<Item>> {
     Ok(found)
 }
 
-/// Damages some of the items, behind right checksums.
+/// Damages some of the items, with correct checksums.
 pub fn damage_items(items: &[Item], rng: &mut Rng, device: &mut Overlay) -> Result<Vec<String>> {
     let mut story = Vec::new();
     for _ in 0..rng.usize(1..=3) {
@@ -218,7 +219,7 @@ pub fn damage_items(items: &[Item], rng: &mut Rng, device: &mut Overlay) -> Resu
             3 => place[0] = place[0].wrapping_add(if rng.bool() { 1 } else { 0xff }),
             _ => rng.fill(place),
         }
-        // Its header, by which it is packed, may be damaged already.
+        // Its header, which is needed for packing it, may be damaged already.
         if pack(&mut record, None).is_err() {
             continue;
         }

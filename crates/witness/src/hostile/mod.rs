@@ -1,12 +1,12 @@
-//! Damaged images and archives, under every verb of the command that changes or copies.
+//! Damaged images and archives, with every verb of the command that changes or copies.
 //!
 //! Invariants:
-//! - run `n` of seed `s` is always the same: which volume, which damage, which verb (what it does when may differ, where
-//!   threads take part);
-//! - each run is a process of its own, with a limit on its time and its memory, and a panic, a signal, an exit code that
-//!   is not promised, or a byte written outside of the volume and the destination is a failure;
-//! - who only reads has changed no byte of the image;
-//! - each run is a line of the results file; what is there is not done again.
+//! - run `n` of seed `s` is always the same: which volume, which damage, which verb (the timing may differ with several
+//!   threads);
+//! - each run is a process of its own, with a time limit and a memory limit. A panic, a signal, an undocumented exit
+//!   code, or a byte written outside of the volume and the destination is a failure;
+//! - a verb that only reads changes no byte of the image;
+//! - each run is a line of the results file, and runs that are in it are not repeated.
 
 mod archive;
 mod bases;
@@ -65,7 +65,7 @@ pub struct Args {
 
 /// What one run did.
 #[derive(Debug, Serialize, Deserialize)]
-struct Outcome {
+struct HostileOutcome {
     seed: u64,
     run: u64,
     verb: String,
@@ -76,7 +76,7 @@ struct Outcome {
     story: Vec<String>,
 }
 
-/// Bytes in front of the volume and behind it, which nobody may change.
+/// Bytes before and after the volume, which nobody may change.
 const GUARD: usize = 1 << 20;
 const GUARD_BYTE: u8 = 0xa5;
 
@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> Result<bool> {
     if let Some(file) = args.resume.as_ref().and_then(|file| File::open(file).ok()) {
         for line in BufReader::new(file).lines() {
             // The last line may have been cut off.
-            let Ok(outcome) = serde_json::from_str::<Outcome>(&line?) else { continue };
+            let Ok(outcome) = serde_json::from_str::<HostileOutcome>(&line?) else { continue };
             ensure!(outcome.seed == args.seed, "the results are of seed {}", outcome.seed);
             done.insert(outcome.run, outcome.wrong.is_none());
         }
@@ -132,7 +132,7 @@ pub fn run(args: &Args) -> Result<bool> {
 }
 
 /// One run, in a folder that is emptied before.
-fn one(args: &Args, uxfs: &Path, bases: &[Base], dir: &Path, run: u64) -> Result<Outcome> {
+fn one(args: &Args, uxfs: &Path, bases: &[Base], dir: &Path, run: u64) -> Result<HostileOutcome> {
     let _ = fs::remove_dir_all(dir);
     fs::create_dir_all(dir)?;
     let mut rng = Rng::with_seed(args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ run);
@@ -160,7 +160,7 @@ fn one(args: &Args, uxfs: &Path, bases: &[Base], dir: &Path, run: u64) -> Result
         Ok(())
     };
     let wrong = done.wrong().or_else(|| untouched().err().map(|error| error.to_string()));
-    let outcome = Outcome {
+    let outcome = HostileOutcome {
         seed: args.seed,
         run,
         verb: verb.name.to_owned(),
@@ -173,7 +173,7 @@ fn one(args: &Args, uxfs: &Path, bases: &[Base], dir: &Path, run: u64) -> Result
     if let Some(keep) = args.keep.as_ref().filter(|_| outcome.wrong.is_some()) {
         let kept = keep.join(format!("{}-{run}", args.seed));
         fs::create_dir_all(&kept)?;
-        // The image as it was before the run.
+        // The image before the run.
         let mut rng = Rng::with_seed(args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ run);
         let base = &bases[rng.usize(..bases.len())];
         lay(base, &kept.join("image"), &mut rng)?;
@@ -191,11 +191,11 @@ fn one(args: &Args, uxfs: &Path, bases: &[Base], dir: &Path, run: u64) -> Result
 fn lay(base: &Base, image: &Path, rng: &mut Rng) -> Result<Vec<String>> {
     crate::sandbox::copy_sparse(&base.image, image)?;
     let mut overlay = Overlay::new(base.device.clone());
-    // Archives are to be unpacked into sound volumes, too.
+    // Archives are also unpacked into sound volumes.
     if rng.u8(..8) == 0 {
         return Ok(vec![format!("volume {}", base.name)]);
     }
-    // What a log promises is damaged alone, or with other things.
+    // Intents in the log are damaged alone, or together with other things.
     let promised = if rng.bool() { &base.items[..] } else { &[] };
     let mut story =
         if promised.is_empty() || rng.bool() { damage(&base.menu, rng, &mut overlay) } else { Vec::new() };
@@ -240,7 +240,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, outcome: &Outcome, args: &Args) {
+    fn add(&mut self, outcome: &HostileOutcome, args: &Args) {
         self.runs += 1;
         *self.ends.entry((outcome.verb.clone(), outcome.end.clone())).or_default() += 1;
         self.rss_mib = self.rss_mib.max(outcome.rss_mib);

@@ -1,4 +1,4 @@
-//! One process, watched: its time, its memory, and how it ends.
+//! Watches one process: its time, its memory, and how it ends.
 
 use anyhow::{Context, Result};
 use std::ffi::OsString;
@@ -10,20 +10,20 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often it is looked at.
+/// How often it is checked.
 const TURN: Duration = Duration::from_millis(4);
-/// Ticks a second of what the kernel says of a process's time, on every machine that Linux runs on today.
+/// Ticks per second in the kernel's times of a process, on every machine that Linux runs on today.
 const TICKS: u64 = 100;
-/// Bytes of complaints that are read; more is too much.
+/// Bytes of standard error that are read. More is too much.
 const STDERR_MAX: u64 = 8 << 20;
-/// The highest exit code that is promised.
+/// The highest documented exit code.
 const EXIT_MAX: i32 = 14;
 
-/// What it may take.
+/// What a process may use.
 pub struct Limits {
     /// Processor time.
     pub cpu: Duration,
-    /// Time, of which it may be denied a part: this is for what sleeps for ever.
+    /// Elapsed time, some of which it may spend waiting for a processor: a limit for what sleeps for ever.
     pub wall: Duration,
     /// Memory.
     pub rss: u64,
@@ -36,9 +36,9 @@ pub enum End {
     Exit(i32),
     /// By a signal that we did not send.
     Signal(i32),
-    /// It was ended, as it took too long.
+    /// It was ended because it took too long.
     Hung,
-    /// It was ended, as it took too much memory.
+    /// It was ended because it took too much memory.
     Memory,
 }
 
@@ -57,7 +57,7 @@ impl fmt::Display for End {
 pub struct Done {
     /// How it ended.
     pub end: End,
-    /// Most memory.
+    /// Peak memory.
     pub rss: u64,
     /// Processor time.
     pub cpu: Duration,
@@ -66,7 +66,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// What no process may do, if this one did.
+    /// What is wrong, if it did what no process may do.
     pub fn wrong(&self) -> Option<String> {
         let said: String = self.said.chars().rev().take(400).collect::<Vec<_>>().into_iter().rev().collect();
         match self.end {
@@ -92,7 +92,7 @@ pub fn run(program: &Path, args: &[OsString], stdout: &Path, limits: &Limits) ->
     let pipe = child.stderr.take().context("a pipe")?;
     let reader = std::thread::spawn(move || {
         let mut said = Vec::new();
-        // Behind the limit the pipe is closed, and it ends by that.
+        // When the limit is reached, the pipe is closed, which ends the process.
         let _ = pipe.take(STDERR_MAX).read_to_end(&mut said);
         String::from_utf8_lossy(&said).into_owned()
     });
@@ -119,8 +119,7 @@ pub fn run(program: &Path, args: &[OsString], stdout: &Path, limits: &Limits) ->
     Ok(Done { end, rss, cpu, said })
 }
 
-/// Most memory that it had; `None` until it runs a program of its own: for a moment it shows the memory of whoever started
-/// it, which is ours.
+/// Peak memory. `None` until it runs its own program: for a moment it has the memory of its parent, which is us.
 fn memory(pid: u32) -> Option<u64> {
     let program = |pid: &str| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
     if program(&pid.to_string())? == program("self")? {
@@ -134,7 +133,7 @@ fn memory(pid: u32) -> Option<u64> {
 /// Processor time that it took.
 fn time(child: &Child) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
-    // The name may have anything in it.
+    // The name may contain anything.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
     Some(Duration::from_millis(ticks * 1000 / TICKS))
@@ -144,7 +143,7 @@ fn time(child: &Child) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    /// `hostile` called a run wrong that had not begun: it had the 670 MiB of `witness`.
+    /// Regression: `hostile` reported a run that had not begun, because it had the 670 MiB of `witness`.
     #[test]
     fn a_process_is_not_charged_with_the_memory_of_who_started_it() {
         assert_eq!(memory(std::process::id()), None);

@@ -1,4 +1,4 @@
-//! The verbs, with what they are given: paths that the tree has, and some that it has not.
+//! The verbs with their arguments: paths that the tree has, and some that it does not have.
 
 use super::GUARD;
 use super::bases::SIZE;
@@ -10,7 +10,7 @@ use std::path::Path;
 pub struct Verb {
     /// Its name.
     pub name: &'static str,
-    /// What comes behind `uxfs`.
+    /// The arguments of `uxfs`.
     pub args: Vec<OsString>,
 }
 

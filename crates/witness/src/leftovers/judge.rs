@@ -1,4 +1,4 @@
-//! Both recoveries of a log, and what comes behind them.
+//! Both recoveries of a log, and what follows.
 
 use super::{Stage, load};
 use crate::history::half_set::{self, nothing_else_is_found};
@@ -18,15 +18,15 @@ use uxfs::{OpenOptions, Volume};
 /// How long the kernel goes on with what uxfs recovered.
 const GOES_ON: Duration = Duration::from_millis(150);
 
-/// What both recoveries came to.
+/// The results of both recoveries.
 pub(super) enum Judged {
-    /// The same: what uxfs says of its own.
+    /// The same. Has the report of uxfs's recovery.
     Same(String),
-    /// That of the kernel left damage to `xfs_repair` as well, which is this; that of uxfs is sound.
+    /// The kernel's recovery left damage, given here, which `xfs_repair` finds as well. The recovery by uxfs is sound.
     KernelFailed(String),
 }
 
-/// Has both recover the image of a run, and compares.
+/// Recovers the image of a run in both ways and compares.
 pub(super) fn judge(stage: &Stage<'_>) -> Result<Judged> {
     let (image, mnt, mut rng) = (stage.image(), stage.mnt(), stage.rng());
     let (kept, theirs, ours) = (beside(&image, "kept"), beside(&image, "kernel"), beside(&image, "uxfs"));
@@ -44,7 +44,7 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<Judged> {
     ensure!(!clean, "uxfs check: the log is clean");
     let seen = by_uxfs(&image).context("uxfs, reading")?;
     let promised = Promised::of(&image, &seen)?;
-    // An inode without a name that recovery frees may share blocks until then: that is a mark, and no content.
+    // An inode without a name that recovery frees may share blocks until then. That is a mark and not content.
     let by_place = |records: &[Record]| records.iter().map(Record::by_place).collect::<Vec<_>>();
     let what = "what uxfs reads without recovery on the device";
     promised.same(what, &by_place(&expected), by_place(&seen))?;
@@ -91,8 +91,9 @@ fn goes_on(stage: &Stage<'_>, ours: &Path, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's recovery of its own log left `damage`: only if the newest `xfs_repair` finds some there too. There is nothing
-/// to compare with then; but what uxfs recovers of that log must be sound to everybody, however often it is cut.
+/// The kernel's recovery of its own log left `damage`. This is accepted only if the newest `xfs_repair` finds damage
+/// there as well. Then there is nothing to compare with, but what uxfs recovers of that log must be sound for all
+/// judges, however often it is interrupted.
 fn kernel_failed(stage: &Stage<'_>, theirs: &Path, damage: Error) -> Result<Judged> {
     let Err(findings) = not_freed::by_repair(Release::Unstable, theirs) else { return Err(damage) };
     let (image, mut rng) = (stage.image(), stage.rng());
@@ -113,13 +114,13 @@ fn recover(image: &Path) -> Result<String> {
     Ok(report)
 }
 
-/// Nothing is wrong with a volume that the kernel recovered but attributes that are half set, and inodes that it could not
-/// free.
+/// A volume that the kernel recovered may have nothing wrong but half-set attributes and inodes that it could not free.
 fn left_by_kernel(stage: &Stage<'_>, image: &Path) -> Result<Left> {
     not_freed::nothing_else_is_wrong(image, stage.shape.repairs())
 }
 
-/// Nothing is wrong with a volume that uxfs recovered but attributes that are half set: what each `xfs_repair` says of them.
+/// A volume that uxfs recovered may have nothing wrong but half-set attributes. Returns what each `xfs_repair` says of
+/// them.
 fn sound(stage: &Stage<'_>, image: &Path) -> Result<Vec<Vec<String>>> {
     let clean = nothing_else_is_found(image)?;
     ensure!(clean, "uxfs check: the log is not clean");

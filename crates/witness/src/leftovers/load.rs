@@ -1,8 +1,7 @@
-//! What the kernel does when the power fails: threads that are nearly always in the midst of a chain of deferred work, and
-//! one that has the log cut into as many checkpoints as it can, so that some end within a chain.
+//! What the kernel does when the power fails: threads that are nearly always in the middle of a chain of deferred work,
+//! and one that splits the log into as many checkpoints as possible, so that some end within a chain.
 //!
-//! Invariant: the caller acts while all of them work, and nobody is left who has a file of the volume open when [`run`]
-//! returns.
+//! Invariant: the caller acts while all of them work, and nobody has a file of the volume open when [`run`] returns.
 
 use crate::command;
 use anyhow::{Context, Result, ensure};
@@ -54,7 +53,7 @@ const BLOCKS: u64 = 2 * EXTENTS;
 /// Names of a file whose parent pointers do not fit into its inode.
 const NAMES: usize = 12;
 
-/// Who works: a directory of its own, and what to begin with.
+/// A worker: a directory of its own, and its initial files.
 struct Worker {
     role: Role,
     dir: PathBuf,
@@ -62,7 +61,7 @@ struct Worker {
     rng: Rng,
 }
 
-/// Makes what the threads work on, so many threads a role.
+/// Makes what the threads work on, with this many threads per role.
 pub(super) fn prepare(mnt: &Path, rng: &mut Rng, threads: usize) -> Result<()> {
     for worker in workers(mnt, rng, threads)? {
         std::fs::create_dir(&worker.dir)?;
@@ -77,7 +76,7 @@ pub(super) fn prepare(mnt: &Path, rng: &mut Rng, threads: usize) -> Result<()> {
     Ok(syncfs(&root)?)
 }
 
-/// Has the threads work for so long, and then until `in_the_midst` has returned.
+/// Lets the threads work for this long, and then until `in_the_midst` has returned.
 pub(super) fn run(
     mnt: &Path,
     rng: &mut Rng,
@@ -93,7 +92,7 @@ pub(super) fn run(
             let (over, exchange) = (&over, &exchange);
             scope.spawn(move || {
                 let mut turn = 0;
-                // What fails is no matter: other work goes on.
+                // A failure does not matter: other work goes on.
                 while !over.load(Ordering::Relaxed) {
                     let _ = worker.turn(turn, exchange);
                     turn += 1;
@@ -155,7 +154,7 @@ impl Worker {
         Ok(setxattr(path, format!("user.{nth}"), &value, XattrFlags::empty())?)
     }
 
-    /// Something to be done once.
+    /// Does something once.
     fn turn(&mut self, turn: u64, exchange: &Path) -> Result<()> {
         match self.role {
             Role::Cut => self.cut(turn),
@@ -170,7 +169,7 @@ impl Worker {
         }
     }
 
-    /// A clone of the whole base, under a name that is one of few.
+    /// A clone of the whole base, under one of a few names.
     fn clone_of_base(&self, turn: u64) -> Result<File> {
         let clone = self.file(&format!("clone-{}", turn % 4))?;
         ioctl_ficlone(&clone, &self.file("base")?)?;
@@ -199,9 +198,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Exchanges ranges, some behind each other; each is a chain as long as the files have extents. Both files have one
-    /// size: kernels (6.18 among them) that recover the exchange of whole files of different sizes free what lies behind
-    /// the size that a file had at the crash, and give the other one that size.
+    /// Exchanges ranges, some one after the other. Each is a chain as long as the files have extents. Both files have
+    /// the same size: kernels (6.18 among them) that recover the exchange of whole files with different sizes free what
+    /// lies past the size that a file had at the crash, and give the other one that size.
     fn exchange(&mut self, turn: u64, xfs_io: &Path) -> Result<()> {
         if turn.is_multiple_of(8) {
             ftruncate(&self.file("other")?, 0)?;

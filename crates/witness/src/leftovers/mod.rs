@@ -1,19 +1,20 @@
-//! Logs that a kernel left in the midst of chains of deferred work: clones, dedupes, exchanges, copies on write, punched
-//! and cut files that share blocks, attributes and names. One copy is recovered by the kernel, the other by uxfs.
+//! Logs that a kernel left in the middle of chains of deferred work: clones, dedupes, exchanges, copies on write,
+//! punched and cut files that share blocks, attributes and names. One copy is recovered by the kernel, the other by
+//! uxfs.
 //!
 //! Invariant: a run succeeds only if
 //! - reading the volume, and `uxfs check`, left the image as it was;
-//! - what uxfs recovered is the tree that the kernel's own recovery made, and `xfs_repair -n` and `uxfs check` find nothing
-//!   in it (but for attributes that a kernel had set in part, which both recoveries leave alike; the kernel's also leaves
-//!   inodes without a name that it could not free: see `not_freed`);
+//! - what uxfs recovered is the tree that the kernel's own recovery made, and `xfs_repair -n` and `uxfs check` find
+//!   nothing in it (except for attributes that a kernel had set in part, which both recoveries leave alike; the
+//!   kernel's also leaves inodes without a name that it could not free: see `not_freed`);
 //! - the power failed at some write of uxfs's recovery of another copy, and the next recovery, by uxfs and of one more
 //!   copy by the kernel, came to the same tree;
-//! - the kernel goes on with what uxfs recovered, with the same work, and nothing is found behind that either.
+//! - the kernel goes on with what uxfs recovered, with the same work, and nothing is found after that either.
 //!
-//! Of some logs the kernel's own recovery leaves damage, to `xfs_repair` as well: what uxfs recovers must be sound then all
-//! the same, and nothing is compared. The summary names each of these logs.
+//! For some logs the kernel's own recovery leaves damage that `xfs_repair` finds as well. Then what uxfs recovers must
+//! still be sound, and nothing is compared. The summary names each of these logs.
 //!
-//! The summary says how many logs held unfinished intents of each kind, and where their chains were cut.
+//! The summary says how many logs had unfinished intents of each kind, and where their chains were cut.
 
 mod judge;
 mod load;
@@ -79,7 +80,7 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(outcome.conclude("leftovers", "runs right", "logs"))
 }
 
-/// Does one run: what was unfinished, and what there is to say.
+/// Does one run. Returns what was unfinished, and the verdict.
 fn one(task: &Task, args: &Args) -> Result<(Tally, Option<Judged>)> {
     let folder = scratch()?;
     let stage = Stage { folder: folder.path(), shape: shapes::named(task.geometry.volume.name)?, task };
@@ -118,7 +119,7 @@ impl Stage<'_> {
         Rng::with_seed(self.task.seed ^ self.task.geometry.salt())
     }
 
-    /// Has the kernel fill a volume, and takes the power from it while it changes that.
+    /// Makes the kernel fill a volume, and cuts the power while it changes that.
     fn leave(&self) -> Result<()> {
         const SHORTEST_MS: u64 = 30;
         const LONGEST_MS: u64 = 1_500;
@@ -130,7 +131,7 @@ impl Stage<'_> {
         let lasts = Duration::from_millis(rng.u64(SHORTEST_MS..LONGEST_MS));
         let forced = rng.bool().then(|| mounted.dir().join("forced"));
         load::run(mounted.dir(), &mut rng, self.task.threads, lasts, || {
-            // The log ends with this; if not, where a checkpoint happened to end.
+            // The log ends with this; otherwise where a checkpoint happened to end.
             forced.map_or(Ok(()), |file| File::create(file)?.sync_all())?;
             power.fail()
         })?;

@@ -1,9 +1,9 @@
-//! The failure of the power under a mounted volume. Its image lies in a volume that can clone files, and a clone of it is
-//! what the disk holds at one moment: each write of the kernel is in it whole or not at all, and so is what it flushed.
+//! A power failure below a mounted volume. Its image lies in a volume that can clone files, and a clone of it is the
+//! disk's content at one moment: each write of the kernel is in it completely or not at all, and so is what it flushed.
 //!
-//! A kernel that is told to shut a volume down is no such thing. Kernels (6.18 among them) cancel the chains of the threads
-//! that are in the midst of one, and write the log once more with a tail behind those chains' intents: no recovery finds
-//! them again, and blocks that a chain had claimed keep a reference too many.
+//! Telling a kernel to shut a volume down is not the same. Kernels (6.18 among them) cancel the chains of threads that
+//! are in the middle of one, and write the log once more with a tail behind those chains' intents. No recovery finds
+//! these again, and blocks that a chain had claimed keep one reference too many.
 //!
 //! Invariant: the kernel's own volume goes on, and is unmounted before the clone leaves.
 
@@ -15,10 +15,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Bytes of the volume that images lie in: room for one, and for what changes in it behind the clone.
+/// Size of the volume that images lie in: room for one, and for its changes after the clone.
 const BYTES: u64 = 3 << 30;
 
-/// Where an image lies of which the power can fail.
+/// Where an image lies whose power can fail.
 pub(super) struct Power {
     host: PathBuf,
     mounted: Mounted,
@@ -34,7 +34,7 @@ impl Power {
         Ok(Self { host, mounted })
     }
 
-    /// Where the image has to be made.
+    /// Where to make the image.
     pub(super) fn image(&self) -> PathBuf {
         self.mounted.dir().join("image")
     }
@@ -43,12 +43,12 @@ impl Power {
         self.mounted.dir().join("clone")
     }
 
-    /// Keeps what the disk holds now.
+    /// Keeps the disk's present content.
     pub(super) fn fail(&self) -> Result<()> {
         Ok(ioctl_ficlone(File::create(self.clone())?, File::open(self.image())?)?)
     }
 
-    /// Copies what was kept to `image`, and takes the rest away.
+    /// Copies what was kept to `image`, and removes the rest.
     pub(super) fn leave(self, image: &Path) -> Result<()> {
         copy_sparse(&self.clone(), image)?;
         self.mounted.unmount()?;

@@ -12,7 +12,7 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     name: &'static str,
-    /// Whose `mkfs.xfs` makes it.
+    /// The release whose `mkfs.xfs` makes it.
     release: Release,
     options: &'static [&'static str],
     /// Whether `xfs_repair` 6.1 knows all of it.
@@ -21,7 +21,7 @@ pub(super) struct Shape {
 
 const BYTES: u64 = 768 << 20;
 
-/// The smallest log that a kernel mounts with all of these features, and then some.
+/// The smallest log that a kernel mounts with all of these features, and some more.
 const SMALL: &str = "size=24m";
 
 const ALL: [Shape; 9] = [
@@ -101,7 +101,7 @@ impl Shape {
         command::run(self.release.tool("mkfs.xfs")?.arg("-q").args(self.options).arg(image))
     }
 
-    /// Who judges it: the newest `xfs_repair`, and the system's where that knows all of it.
+    /// The judges: the newest `xfs_repair`, and the system's if it knows all features.
     pub(super) fn repairs(&self) -> &'static [Release] {
         if self.old { &[Release::Unstable, Release::System] } else { &[Release::Unstable] }
     }

@@ -1,13 +1,13 @@
-//! What threads did to the file in a round: calls, when each began and ended, and what came of it.
+//! What threads did to the file in a round: calls, when each began and ended, and their results.
 //!
-//! Invariant: all bytes of a file are words of eight bytes, and a word is zero or the number of the one call that wrote it.
+//! Invariant: a file consists of words of eight bytes, and a word is zero or the number of the one call that wrote it.
 
 use std::fmt;
 
 /// Bytes of a word.
 pub(super) const WORD: u64 = 8;
 
-/// What is in the file, word by word.
+/// The content of a file, word by word.
 pub(super) type Words = Vec<u64>;
 
 /// A call. Offsets and lengths are words.
@@ -38,37 +38,37 @@ pub(super) enum Op {
         at: u64,
         len: u64,
     },
-    /// Zeroes, which make the file longer.
+    /// Zeroes that extend the file.
     Zero {
         at: u64,
         len: u64,
     },
-    /// What a handle says of the size.
+    /// The size according to a handle.
     Size,
     /// What `stat` says.
     Stat,
-    /// What is dirty is written back, and the file is as before.
+    /// Dirty bytes are written back, and the file stays the same.
     Sync,
-    /// The same, to look for holes.
+    /// The same, by looking for holes.
     Seek,
-    /// Another file is read, whose pages drive those of this one out.
+    /// Another file is read, whose pages evict those of this one.
     Evict,
 }
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum EventOutcome {
     Done,
     Read(Words),
-    /// Where it was put, or how long the file is: bytes.
+    /// Where it was put, or how long the file is, in bytes.
     Bytes(u64),
-    /// Not all of the bytes lie in the file: nothing was written.
+    /// Not all of the bytes lie in the file; nothing was written.
     PastEnd,
-    /// Not all of the bytes had been written before: nothing was written.
+    /// Not all of the bytes had been written before; nothing was written.
     NotAllocated,
 }
 
-/// By which handle, or otherwise.
+/// The kind of handle, or other means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Buffered,
@@ -76,7 +76,7 @@ pub(super) enum By {
     Queue,
 }
 
-/// A call that is over. No two times are the same.
+/// A call that has ended. All times are different.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) thread: usize,
@@ -84,7 +84,7 @@ pub(super) struct Event {
     pub(super) begun: u64,
     pub(super) ended: u64,
     pub(super) op: Op,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: EventOutcome,
 }
 
 impl fmt::Display for By {
@@ -122,17 +122,17 @@ impl fmt::Display for Event {
         let Self { thread, by, begun, ended, op, outcome } = self;
         write!(f, "{begun} to {ended}: thread {thread}, {by}: {op}: ")?;
         match (outcome, op) {
-            (Outcome::Done, _) => f.write_str("done"),
-            (Outcome::PastEnd, _) => f.write_str("refused, behind the end"),
-            (Outcome::NotAllocated, _) => f.write_str("refused, not allocated"),
-            (Outcome::Bytes(bytes), _) => write!(f, "{bytes}"),
-            (Outcome::Read(words), Op::Read { at, .. }) => f.write_str(&told(words, *at)),
-            (Outcome::Read(words), _) => f.write_str(&told(words, 0)),
+            (EventOutcome::Done, _) => f.write_str("done"),
+            (EventOutcome::PastEnd, _) => f.write_str("refused, behind the end"),
+            (EventOutcome::NotAllocated, _) => f.write_str("refused, not allocated"),
+            (EventOutcome::Bytes(bytes), _) => write!(f, "{bytes}"),
+            (EventOutcome::Read(words), Op::Read { at, .. }) => f.write_str(&told(words, *at)),
+            (EventOutcome::Read(words), _) => f.write_str(&told(words, 0)),
         }
     }
 }
 
-/// Words for people: runs of the same, and where each begins.
+/// Words for people to read: runs of the same word, and where each begins.
 pub(super) fn told(words: &[u64], at: u64) -> String {
     let mut said = format!("{} bytes", words.len() as u64 * WORD);
     let mut before = None;

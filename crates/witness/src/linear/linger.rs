@@ -1,17 +1,17 @@
-//! A device that lets others run while a request is under way, now and then: so that calls meet, on machines with few
-//! processors too.
+//! A device that lets others run during a request now and then, so that calls overlap even on machines with few
+//! processors.
 
 use blockdev::{BlockDevice, DeviceError, Durability, Layer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Of so many requests, one sleeps, and one lets others run.
+/// Of this many requests, one sleeps and one yields.
 const ONE_OF: u64 = 8;
-/// How long one sleeps at least.
+/// Minimum duration of a sleep.
 const NAP: Duration = Duration::from_micros(10);
 
-/// See above.
+/// Such a device.
 #[derive(Debug)]
 pub(super) struct Lingering {
     below: Arc<dyn BlockDevice>,

@@ -1,11 +1,11 @@
-//! Threads that read, write, append to and cut one file all at once, through the page cache and past it: whether there is an
-//! order, one call behind the other, in which each call would have given what it gave.
+//! Threads read, write, append to and cut one file at the same time, through the page cache and without it. Is there an
+//! order of the calls, one after the other, in which each call would have had its result?
 //!
 //! Invariants: a run succeeds only if
-//! - of each round of a few calls, an order explains everything that was read, the sizes, the places of what was appended, and
-//!   what was in the file behind the round, by both kinds of handle;
-//! - a call that ended before another began comes before it in that order;
-//! - in the end `xfs_repair -n` and `uxfs check` find nothing, and the kernel's mount has the same bytes.
+//! - for each round of a few calls, an order explains everything that was read, the sizes, the places of appended data,
+//!   and the content after the round, as seen by both kinds of handle;
+//! - in that order, a call that ended before another began comes before it;
+//! - at the end `xfs_repair -n` and `uxfs check` find nothing, and the kernel's mount has the same bytes.
 
 mod event;
 mod linger;
@@ -45,9 +45,9 @@ pub struct Args {
 
 /// Sizes of the caches that a run may have.
 const CACHES: [u64; 3] = [64 << 20, 256 << 10, 64 << 10];
-/// Bytes that the file may have at most. The last is for few runs: what it has is compared often.
+/// Maximum sizes of the file in bytes. The last is for few runs, because its content is compared often.
 const MOST: [u64; 4] = [12 << 10, 24 << 10, 64 << 10, (1 << 20) + (96 << 10)];
-/// Calls of a round, at most, beside the one that reads what is left.
+/// Maximum calls of a round, without the one that reads the result.
 const CALLS_MAX: usize = 40;
 
 /// Runs the command. `Ok(true)`: every run was right.
@@ -84,12 +84,12 @@ fn one(task: &Task, args: &Args) -> Result<(u64, String)> {
 
 const FILE: &str = "file";
 
-/// What came of all rounds.
+/// The totals of all rounds.
 #[derive(Default)]
 struct Done {
     calls: u64,
     rounds: u64,
-    /// Calls in whose time another thread's was under way.
+    /// Calls that overlapped with a call of another thread.
     beside: u64,
     content: Words,
 }
@@ -161,11 +161,11 @@ fn said(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Who says what comes next, and judges it.
+/// The coordinator chooses the next calls and judges them.
 struct Coordinator {
     rng: Rng,
     threads: usize,
-    /// Words that the file has at most.
+    /// Maximum words of the file.
     most: u64,
     block: u64,
 }
@@ -193,7 +193,7 @@ impl Coordinator {
         Ok(done)
     }
 
-    /// What is in the file behind a round that could be explained.
+    /// The content of the file after a round that could be explained.
     fn judged(&self, judge: &Worker<'_>, start: &Words, mut events: Vec<Event>) -> Result<Words> {
         let all = Op::Read { at: 0, len: self.most * 2 };
         let mut by = [By::Buffered, By::Direct];

@@ -1,30 +1,31 @@
-//! Whether there is an order, one call behind the other, in which calls that ran at once would have given what they gave.
+//! Searches for an order of concurrent calls, one after the other, in which they would have had their results.
 //!
 //! Invariants:
-//! - a call that ended before another began comes before it. Beside that, all orders are tried: if none is found, there is none;
-//! - a call that changes nothing and gives what it must is taken as soon as it may be: later, it would keep others from
-//!   nothing, and so no order is lost;
-//! - what was found to lead nowhere, calls done and content, is not tried again.
+//! - a call that ended before another began comes before it. Apart from that, all orders are tried: if none is found,
+//!   there is none;
+//! - a call that changes nothing and has the right result is taken as soon as possible. Later it would enable nothing
+//!   more, so no order is missed;
+//! - a dead end (calls done and content) is not tried again.
 
-use super::event::{Event, Op, Outcome, WORD, Words};
+use super::event::{Event, EventOutcome, Op, WORD, Words};
 use std::collections::HashMap;
 
 /// A search among the calls of a round, at most 64.
 struct Search<'a> {
     events: &'a [Event],
-    /// Of calls that are done, contents that lead nowhere.
+    /// Dead ends of the search, by finished calls and contents.
     vain: HashMap<u64, Vec<Words>>,
 }
 
-/// What the file has behind all of them in an order that explains them, if there is one. All orders that do end with the same
-/// content, if the last of the calls begins when all others have ended, and reads all of the file.
+/// The file's content after all calls in an order that explains them, if there is one. All such orders end with the
+/// same content if the last call begins after all others have ended and reads the whole file.
 pub(super) fn explained(start: &Words, events: &[Event]) -> Option<Words> {
     assert!(events.len() <= 64, "a round is short");
     Search { events, vain: HashMap::new() }.from(0, start.clone())
 }
 
 impl Search<'_> {
-    /// The content behind all calls, if those that are not `done` can follow.
+    /// The content after all calls, if those that are not `done` can follow.
     fn from(&mut self, mut done: u64, content: Words) -> Option<Words> {
         while let Some(nth) = self.next(done).find(|nth| changes_nothing(&self.events[*nth], &content)) {
             done |= 1 << nth;
@@ -45,7 +46,7 @@ impl Search<'_> {
         None
     }
 
-    /// Calls that may come next: no other that is left had ended when they began.
+    /// Calls that may come next: no other remaining call had ended when they began.
     fn next(&self, done: u64) -> impl Iterator<Item = usize> + use<'_> {
         let left = move |nth: &usize| done & 1 << nth == 0;
         let first_end = (0..self.events.len()).filter(left).map(|nth| self.events[nth].ended).min();
@@ -54,40 +55,40 @@ impl Search<'_> {
     }
 }
 
-/// Whether a call is one that changes nothing, and gives what it gave if the file has this.
+/// Whether a call changes nothing and has the right result for this content.
 fn changes_nothing(event: &Event, content: &Words) -> bool {
     let size = content.len() as u64;
     match (&event.op, &event.outcome) {
-        (Op::Read { at, len }, Outcome::Read(words)) => {
+        (Op::Read { at, len }, EventOutcome::Read(words)) => {
             let end = (at + len).min(size);
             words[..] == content[(*at).min(end) as usize..end as usize]
         }
-        (Op::Size | Op::Stat, Outcome::Bytes(bytes)) => *bytes == size * WORD,
-        (Op::Overwrite { at, len, .. }, Outcome::PastEnd) => at + len > size,
-        (Op::Overwrite { .. }, Outcome::NotAllocated) => true,
+        (Op::Size | Op::Stat, EventOutcome::Bytes(bytes)) => *bytes == size * WORD,
+        (Op::Overwrite { at, len, .. }, EventOutcome::PastEnd) => at + len > size,
+        (Op::Overwrite { .. }, EventOutcome::NotAllocated) => true,
         (Op::Sync | Op::Seek | Op::Evict, _) => true,
         _ => false,
     }
 }
 
-/// What the file has behind a call that changes it; nothing if it cannot come here.
+/// The file's content after a call that changes it. `None` if the call cannot come here.
 fn change(event: &Event, content: &Words) -> Option<Words> {
     let size = content.len() as u64;
     let mut words = content.clone();
     match (&event.op, &event.outcome) {
-        (Op::Write { at, len, stamp }, Outcome::Done) => put(&mut words, *at, *len, *stamp),
-        (Op::Overwrite { at, len, stamp }, Outcome::Done) if at + len <= size => {
+        (Op::Write { at, len, stamp }, EventOutcome::Done) => put(&mut words, *at, *len, *stamp),
+        (Op::Overwrite { at, len, stamp }, EventOutcome::Done) if at + len <= size => {
             put(&mut words, *at, *len, *stamp);
         }
-        (Op::Append { len, stamp }, Outcome::Bytes(bytes)) if *bytes == size * WORD => {
+        (Op::Append { len, stamp }, EventOutcome::Bytes(bytes)) if *bytes == size * WORD => {
             put(&mut words, size, *len, *stamp);
         }
-        (Op::SetLen { size }, Outcome::Done) => words.resize(*size as usize, 0),
-        (Op::Punch { at, len }, Outcome::Done) => {
+        (Op::SetLen { size }, EventOutcome::Done) => words.resize(*size as usize, 0),
+        (Op::Punch { at, len }, EventOutcome::Done) => {
             let end = (at + len).min(size);
             words[(*at).min(end) as usize..end as usize].fill(0);
         }
-        (Op::Zero { at, len }, Outcome::Done) => put(&mut words, *at, *len, 0),
+        (Op::Zero { at, len }, EventOutcome::Done) => put(&mut words, *at, *len, 0),
         _ => return None,
     }
     Some(words)
@@ -104,9 +105,9 @@ mod tests {
     use super::super::event::By;
     use super::*;
 
-    /// Calls of threads of their own, at these times.
-    fn events(calls: &[(u64, u64, Op, Outcome)]) -> Vec<Event> {
-        let event = |(thread, (begun, ended, op, outcome)): (usize, &(u64, u64, Op, Outcome))| Event {
+    /// Calls of separate threads at these times.
+    fn events(calls: &[(u64, u64, Op, EventOutcome)]) -> Vec<Event> {
+        let event = |(thread, (begun, ended, op, outcome)): (usize, &(u64, u64, Op, EventOutcome))| Event {
             thread,
             by: By::Buffered,
             begun: *begun,
@@ -117,19 +118,19 @@ mod tests {
         calls.iter().enumerate().map(event).collect()
     }
 
-    fn write(begun: u64, ended: u64, at: u64, len: u64, stamp: u64) -> (u64, u64, Op, Outcome) {
-        (begun, ended, Op::Write { at, len, stamp }, Outcome::Done)
+    fn write(begun: u64, ended: u64, at: u64, len: u64, stamp: u64) -> (u64, u64, Op, EventOutcome) {
+        (begun, ended, Op::Write { at, len, stamp }, EventOutcome::Done)
     }
 
-    fn append(begun: u64, ended: u64, len: u64, stamp: u64, words: u64) -> (u64, u64, Op, Outcome) {
-        (begun, ended, Op::Append { len, stamp }, Outcome::Bytes(words * WORD))
+    fn append(begun: u64, ended: u64, len: u64, stamp: u64, words: u64) -> (u64, u64, Op, EventOutcome) {
+        (begun, ended, Op::Append { len, stamp }, EventOutcome::Bytes(words * WORD))
     }
 
-    fn read(begun: u64, ended: u64, words: &[u64]) -> (u64, u64, Op, Outcome) {
-        (begun, ended, Op::Read { at: 0, len: 100 }, Outcome::Read(words.to_vec()))
+    fn read(begun: u64, ended: u64, words: &[u64]) -> (u64, u64, Op, EventOutcome) {
+        (begun, ended, Op::Read { at: 0, len: 100 }, EventOutcome::Read(words.to_vec()))
     }
 
-    fn after(start: &[u64], calls: &[(u64, u64, Op, Outcome)]) -> Option<Words> {
+    fn after(start: &[u64], calls: &[(u64, u64, Op, EventOutcome)]) -> Option<Words> {
         explained(&start.to_vec(), &events(calls))
     }
 
@@ -139,7 +140,7 @@ mod tests {
             let calls = [write(1, 10, 0, 3, 1), write(2, 9, 2, 2, 2), read(20, 21, &last)];
             assert_eq!(after(&[0; 4], &calls), Some(last.to_vec()));
         }
-        // A reader beside them that saw one of them alone.
+        // A concurrent reader that saw only one of them.
         let calls = [
             write(1, 10, 0, 2, 1),
             write(2, 9, 2, 2, 2),
@@ -192,22 +193,22 @@ mod tests {
 
     #[test]
     fn sizes_and_refusals_have_to_be_explained() {
-        let size = |begun, ended, words: u64| (begun, ended, Op::Size, Outcome::Bytes(words * WORD));
-        let cut = |begun, ended, size| (begun, ended, Op::SetLen { size }, Outcome::Done);
+        let size = |begun, ended, words: u64| (begun, ended, Op::Size, EventOutcome::Bytes(words * WORD));
+        let cut = |begun, ended, size| (begun, ended, Op::SetLen { size }, EventOutcome::Done);
         let calls = [cut(1, 10, 1), size(2, 3, 1), size(4, 5, 3)];
         assert_eq!(after(&[7, 7, 7], &calls), None, "short, and then long again");
         let calls = [cut(1, 10, 1), size(2, 3, 3), size(4, 5, 1), read(20, 21, &[7])];
         assert_eq!(after(&[7, 7, 7], &calls), Some(vec![7]));
-        // What was cut off does not come again.
+        // What was cut off does not come back.
         let calls = [cut(1, 2, 1), cut(3, 4, 3), read(5, 6, &[7, 7, 7])];
         assert_eq!(after(&[7, 7, 7], &calls), None);
         let over = |outcome| (1, 2, Op::Overwrite { at: 1, len: 2, stamp: 1 }, outcome);
-        assert!(after(&[7, 7, 7], &[over(Outcome::PastEnd)]).is_none());
-        assert!(after(&[7, 7], &[over(Outcome::PastEnd)]).is_some());
-        assert!(after(&[7, 7], &[over(Outcome::Done)]).is_none());
+        assert!(after(&[7, 7, 7], &[over(EventOutcome::PastEnd)]).is_none());
+        assert!(after(&[7, 7], &[over(EventOutcome::PastEnd)]).is_some());
+        assert!(after(&[7, 7], &[over(EventOutcome::Done)]).is_none());
     }
 
-    /// Every order of some writes is found, and nothing but those.
+    /// Every order of some writes is found, and nothing else.
     #[test]
     fn all_orders_are_tried() {
         let many: Vec<_> = (0..6).map(|nth| write(nth, 100 + nth, nth, 2, nth + 1)).collect();

@@ -1,9 +1,9 @@
 //! What a thread does in a round.
 //!
-//! Invariant: a call's times are taken before it begins and when it is over, from one counter: of two calls of which one ended
-//! before the other began, the counter says so.
+//! Invariant: the times of a call are taken before it begins and after it has ended, from one counter. If one call
+//! ended before another began, the counter shows it.
 
-use super::event::{By, Event, Op, Outcome, WORD, Words};
+use super::event::{By, Event, EventOutcome, Op, WORD, Words};
 use anyhow::{Context, Result, ensure};
 use blockdev::AlignedBuf;
 use fastrand::Rng;
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use uxfs::{ErrorKind, File};
 
-/// How often a thread looks whether the others are there before it begins.
+/// How often a thread checks whether the others are there before it begins.
 const LOOKS: u32 = 2000;
 
 /// What all threads share.
@@ -22,28 +22,28 @@ pub(super) struct Site {
     plan: Mutex<Plan>,
 }
 
-/// What a round is about. Numbers are words.
+/// A round. Numbers are in words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    /// Threads that take part, and calls of each.
+    /// The number of threads, and of calls per thread.
     pub(super) threads: usize,
     pub(super) calls: usize,
-    /// Bytes that many are about.
+    /// The bytes that many calls are about.
     pub(super) at: u64,
     pub(super) len: u64,
     /// Size of the file when it begins.
     pub(super) size: u64,
-    /// Words that a file has at most.
+    /// Maximum words of a file.
     pub(super) most: u64,
     pub(super) mood: Mood,
 }
 
-/// Which calls come often.
+/// Which calls are frequent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mood {
     /// Reads and writes of the same bytes.
     Meet,
-    /// What moves the end of the file, and looks at it.
+    /// Moving and checking the end of the file.
     End,
     /// All of them.
     All,
@@ -64,7 +64,7 @@ impl Site {
         *self.plan.lock().expect("no panic")
     }
 
-    /// Says what comes next, while no thread does anything.
+    /// Sets the next plan, while no thread does anything.
     pub(super) fn set_plan(&self, plan: Plan) {
         self.arrived.store(0, Ordering::SeqCst);
         *self.plan.lock().expect("no panic") = plan;
@@ -74,7 +74,7 @@ impl Site {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// Waits for the others, but not for long: so that calls meet.
+    /// Waits briefly for the others, so that calls overlap.
     fn meet(&self, threads: usize) {
         self.arrived.fetch_add(1, Ordering::SeqCst);
         for look in 0..LOOKS {
@@ -149,7 +149,7 @@ impl Worker<'_> {
         Ok(Found::Nothing)
     }
 
-    /// By a queue that comes and goes.
+    /// Through a queue that is made for this.
     fn queued(&self, op: Op) -> uxfs::Result<Found> {
         let mut queue = self.direct.queue(2)?;
         match op {
@@ -210,7 +210,7 @@ impl Worker<'_> {
         (by, op)
     }
 
-    /// Words that a call is about: mostly those that others are about.
+    /// The words of a call: mostly those of other calls.
     fn range(&mut self, plan: &Plan) -> (u64, u64) {
         let Plan { at, len, size, most, .. } = *plan;
         let rng = &mut self.rng;
@@ -227,31 +227,31 @@ impl Worker<'_> {
     }
 }
 
-/// What a call gave, in bytes.
+/// The result of a call, in bytes.
 enum Found {
     Nothing,
     Bytes(u64),
     Content(Vec<u8>),
-    Refused(Outcome),
+    Refused(EventOutcome),
 }
 
-/// What may be refused, and is an outcome like any other.
+/// Errors that count as results.
 fn refusal(op: Op, kind: ErrorKind) -> Option<Found> {
     match (op, kind) {
-        (Op::Overwrite { .. }, ErrorKind::NotAllocated) => Some(Found::Refused(Outcome::NotAllocated)),
-        (Op::Overwrite { .. }, ErrorKind::InvalidInput) => Some(Found::Refused(Outcome::PastEnd)),
+        (Op::Overwrite { .. }, ErrorKind::NotAllocated) => Some(Found::Refused(EventOutcome::NotAllocated)),
+        (Op::Overwrite { .. }, ErrorKind::InvalidInput) => Some(Found::Refused(EventOutcome::PastEnd)),
         _ => None,
     }
 }
 
-fn in_words(found: Found) -> Result<Outcome> {
+fn in_words(found: Found) -> Result<EventOutcome> {
     Ok(match found {
-        Found::Nothing => Outcome::Done,
-        Found::Bytes(bytes) => Outcome::Bytes(bytes),
+        Found::Nothing => EventOutcome::Done,
+        Found::Bytes(bytes) => EventOutcome::Bytes(bytes),
         Found::Refused(outcome) => outcome,
         Found::Content(bytes) => {
             ensure!(bytes.len().is_multiple_of(WORD as usize), "{} bytes were read", bytes.len());
-            Outcome::Read(words(&bytes))
+            EventOutcome::Read(words(&bytes))
         }
     })
 }

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// What a dquot holds, by name. What only says how it was written (LSN, checksum) is left out.
+/// The content of a dquot, by field name. What only says how it was written (LSN, checksum) is left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Dquot(BTreeMap<String, String>);
 
-/// All dquots of one kind that a run may have changed; `None`: there is none for that id.
+/// All dquots of one kind that a run may have changed. `None` if there is none for that id.
 pub(super) type Dquots = BTreeMap<u32, Option<Dquot>>;
 
 impl Dquot {
@@ -20,13 +20,13 @@ impl Dquot {
         number(self.0.get(field).with_context(|| format!("xfs_db shows no {field} in a dquot"))?)
     }
 
-    /// The same without what goes with what is used.
+    /// The same without the fields that depend on usage.
     pub(super) fn without_use(&self) -> Self {
         let used = |name: &str| ["count", "timer", "warns"].iter().any(|end| name.ends_with(end));
         Self(self.0.iter().filter(|(name, _)| !used(name)).map(|(n, v)| (n.clone(), v.clone())).collect())
     }
 
-    /// What differs in another one.
+    /// The differences from another one.
     pub(super) fn differences(&self, other: &Self) -> String {
         let all = self.0.iter().filter(|(name, value)| other.0.get(*name) != Some(value));
         let told = all.map(|(name, value)| format!("{name} {value} and {:?}", other.0.get(name)));
@@ -34,7 +34,7 @@ impl Dquot {
     }
 }
 
-/// Goes ahead of the id that the next lines are about.
+/// Precedes the id that the next lines are about.
 const MARK: &str = "@id:";
 
 /// The superblock's quota flags.
@@ -48,7 +48,7 @@ pub(super) fn read(image: &Path, kind: Kind) -> Result<Dquots> {
     let mut command = Command::new("xfs_db");
     command.arg("-r");
     for id in kind.ids() {
-        // Where there is none, the last place stays; the mark and the id tell.
+        // If there is none, the last position stays. The mark and the id tell.
         let look = format!("dquot -{} {id}", kind.letter());
         command.args(["-c", &format!("echo {MARK}{id}"), "-c", &look, "-c", "p diskdq"]);
     }

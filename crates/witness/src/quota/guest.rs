@@ -13,17 +13,17 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Reported of a mount that counted what everybody takes.
+/// Reported for a mount that counted usage.
 pub(super) const COUNTED: &str = "counted";
-/// Reported of a mount that believed the counts that are there.
+/// Reported for a mount that trusted the existing counts.
 pub(super) const KEPT: &str = "kept";
 
-/// What is to be done with each volume.
+/// What to do with each volume.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum Task {
     /// Change it under quota, and leave its log dirty.
     Load,
-    /// Mount it with quota once: that recovers it, or counts anew.
+    /// Mount it with quota once, which recovers it or recounts.
     Mount,
     /// Mount it with quota for users, groups and projects once.
     Count,

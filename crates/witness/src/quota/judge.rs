@@ -1,4 +1,4 @@
-//! One volume that was left with quota in its log: two copies, and what became of them.
+//! One volume that was left with quota in its log: two copies, and what each recovery made of them.
 
 use super::dquots::{self, Dquot, Dquots};
 use super::guest::{COUNTED, KEPT};
@@ -15,7 +15,7 @@ use xfs::volume::{OpenOptions, Volume};
 use xfs_format::features::QuotaFlags;
 
 /// A volume, dirty as a crash left it, and its copies.
-pub(super) struct Run {
+pub(super) struct CrashedVolume {
     pub(super) plan: Plan,
     /// The copy that the kernel recovers.
     pub(super) theirs: PathBuf,
@@ -24,14 +24,14 @@ pub(super) struct Run {
     loaded: String,
 }
 
-/// What uxfs made of it.
+/// The result of a recovery by uxfs.
 pub(super) struct Recovered {
     report: Report,
     dquots: Vec<Dquots>,
 }
 
-impl Run {
-    /// Copies an image that `loaded` tells about.
+impl CrashedVolume {
+    /// Copies an image that `loaded` describes.
     pub(super) fn new(plan: Plan, image: &Path, loaded: String) -> Result<Self> {
         let (theirs, ours) = (image.with_extension("kernel"), image.with_extension("uxfs"));
         copy_sparse(image, &theirs)?;
@@ -39,7 +39,7 @@ impl Run {
         Ok(Self { plan, theirs, ours, loaded })
     }
 
-    /// Has uxfs recover its copy.
+    /// Makes uxfs recover its copy.
     pub(super) fn recover(&self) -> Result<Recovered> {
         let dirty = check(Arc::new(FileDevice::open(&self.ours)?), &CheckOptions::default())?;
         ensure!(dirty.is_clean(), "uxfs check of the dirty volume: {:?}", dirty.findings());
@@ -57,7 +57,7 @@ impl Run {
         Ok(Recovered { report, dquots: every_kind(&self.ours)? })
     }
 
-    /// Judges, after the kernel has mounted both copies and said so in `mounted`.
+    /// Judges after the kernel has mounted both copies and reported that in `mounted`.
     pub(super) fn judge(&self, recovered: &Recovered, mounted: &[String]) -> Result<(u64, String)> {
         let [theirs, ours] = mounted else { anyhow::bail!("not two copies") };
         ensure!(theirs == KEPT, "the kernel's recovery of its copy: {theirs}");
@@ -91,8 +91,8 @@ fn every_kind(image: &Path) -> Result<Vec<Dquots>> {
     Kind::ALL.iter().map(|&kind| dquots::read(image, kind)).collect()
 }
 
-/// Compares what two recoveries left, of which the first also kept up the counts as it freed so many inodes. Gives how
-/// many dquots there are.
+/// Compares the results of two recoveries, the first of which also updated the counts as it freed `freed` inodes.
+/// Returns the number of dquots.
 fn compare(theirs: &Dquots, ours: &Dquots, freed: u64) -> Result<u64> {
     let (mut seen, mut missing) = (0, 0);
     for (id, left, right) in pairs(theirs, ours)? {
@@ -112,8 +112,8 @@ fn compare(theirs: &Dquots, ours: &Dquots, freed: u64) -> Result<u64> {
     Ok(seen)
 }
 
-/// Compares what was recovered with what was counted. As the kernel counts, it frees blocks that files have behind their
-/// ends; that the rest is right is for `xfs_repair` to say.
+/// Compares the recovered counts with counted ones. While counting, the kernel frees blocks that files have past their
+/// ends. Whether the rest is right is for `xfs_repair` to say.
 fn compare_counts(theirs: &Dquots, counted: &Dquots) -> Result<()> {
     for (id, left, right) in pairs(theirs, counted)? {
         let same = left.without_use() == right.without_use()
@@ -124,7 +124,7 @@ fn compare_counts(theirs: &Dquots, counted: &Dquots) -> Result<()> {
     Ok(())
 }
 
-/// The dquots of both, of which none may be missing on one side.
+/// The dquots of both. None may be missing on one side.
 fn pairs<'d>(left: &'d Dquots, right: &'d Dquots) -> Result<Vec<(u32, &'d Dquot, &'d Dquot)>> {
     let mut pairs = Vec::new();
     for (&id, one) in left {

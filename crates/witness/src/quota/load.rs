@@ -1,6 +1,6 @@
-//! A mixed load of files of several users, groups and projects, that ends in a crash.
+//! A mixed load of files of several users, groups and projects that ends in a crash.
 //!
-//! Invariants: what is done follows from the seed (when two threads do it, their order does not); only quota and a full
+//! Invariants: what is done follows from the seed (if two threads do it, their order does not). Only quota and a full
 //! volume may refuse something.
 
 use super::plan::{GROUPS, PROJECTS, Plan, USERS};
@@ -15,18 +15,18 @@ use std::process::Command;
 use std::time::Duration;
 
 const THREADS: u64 = 2;
-/// Most bytes that are written at once.
+/// Maximum bytes that are written at once.
 const WRITE_MAX: usize = 48 << 10;
-/// Most bytes that a file has.
+/// Maximum size of a file.
 const SIZE_MAX: u64 = 1 << 20;
-/// Files that a thread keeps, about.
+/// Approximate number of files that a thread keeps.
 const FILES: usize = 60;
-/// Files without a name in the end, of each thread.
+/// Files without a name at the end, per thread.
 const HELD: usize = 5;
 /// The kernel frees an unlinked file's inode some milliseconds later.
 const FREED_AFTER: Duration = Duration::from_millis(400);
 
-/// Does it to the volume that is mounted at `dir`, and leaves it as a crash does. Says what was done.
+/// Applies the load to the volume that is mounted at `dir`, and leaves it as after a crash. Returns what was done.
 pub(super) fn load(dir: &Path, plan: &Plan, ops: u64) -> Result<String> {
     limits(dir, plan, 1)?;
     let mut workers = (0..THREADS).map(|nth| Worker::new(dir, plan, nth)).collect::<Result<Vec<_>>>()?;
@@ -69,7 +69,7 @@ fn all(workers: &mut [Worker], ops: u64) -> Result<()> {
     })
 }
 
-/// Limits of everybody but those with the id 0, some of them so low that they are met.
+/// Sets limits for everybody but the id 0. Some are so low that they are reached.
 fn limits(dir: &Path, plan: &Plan, round: u64) -> Result<()> {
     let mut rng = fastrand::Rng::with_seed(plan.seed.wrapping_mul(31).wrapping_add(round));
     let mut commands = Vec::new();
@@ -88,7 +88,7 @@ fn limits(dir: &Path, plan: &Plan, round: u64) -> Result<()> {
     quota(dir, &commands.join("\0"))
 }
 
-/// Has `xfs_quota` do commands, with zeroes in between.
+/// Makes `xfs_quota` run commands, which are separated by zeroes.
 fn quota(dir: &Path, commands: &str) -> Result<()> {
     let each = commands.split('\0').flat_map(|command| ["-c", command]);
     command::run(Command::new("xfs_quota").arg("-x").args(each).arg(dir))
@@ -102,7 +102,7 @@ struct Worker {
     held: Vec<File>,
     made: u64,
     refused: u64,
-    /// What the log has now need not be there in the end.
+    /// What the log has now need not be there at the end.
     early: bool,
 }
 
@@ -139,14 +139,14 @@ impl Worker {
             }
             190..194 => self.dirs_and_links(),
             194..198 => File::open(&path).and_then(|file| file.sync_all()),
-            // Inodes and dquots that nobody uses are written, in the middle of what the log has of them.
+            // Unused inodes and dquots are written back in the middle of their changes in the log.
             198 if self.early => fs::write("/proc/sys/vm/drop_caches", "2"),
             _ => File::open(&path).and_then(|file| Ok(rustix::fs::syncfs(file)?)),
         };
         self.allow(done).with_context(|| format!("operation {what} on {}", path.display()))
     }
 
-    /// Quota may refuse; nothing else may go wrong.
+    /// Quota may refuse; no other errors are allowed.
     fn allow(&mut self, done: std::io::Result<()>) -> Result<()> {
         let refusals = [Errno::DQUOT, Errno::NOSPC];
         match done {
@@ -179,7 +179,7 @@ impl Worker {
         OpenOptions::new().write(true).open(path)?.write_all_at(&bytes, at)
     }
 
-    /// Shares all that the file has with another one, or copies a part of it, by sharing where that can be.
+    /// Shares all of the file's blocks with another one, or copies a part of it, sharing blocks if possible.
     fn clone(&mut self, path: &Path) -> std::io::Result<()> {
         let other = &self.files[self.rng.usize(0..self.files.len())];
         if other == path {
@@ -187,7 +187,7 @@ impl Worker {
         }
         let (from, to) = (File::open(path)?, OpenOptions::new().write(true).open(other)?);
         if self.rng.bool() {
-            // A part of a block is shared at the end of both files alone.
+            // A partial block can be shared only at the end of both files.
             to.set_len(0)?;
             return Ok(ioctl_ficlone(&to, &from)?);
         }
@@ -202,7 +202,7 @@ impl Worker {
         Ok(chown(path, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?)
     }
 
-    /// A directory and a link with a long target come and go; the directory may stay.
+    /// Makes and removes a directory and a link with a long target. The directory may stay.
     fn dirs_and_links(&mut self) -> std::io::Result<()> {
         self.made += 1;
         let parent = self.dirs[self.rng.usize(..self.dirs.len())].clone();
@@ -216,7 +216,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes the names of some files that stay open.
+    /// Removes the names of some files that stay open.
     fn hold(&mut self) -> Result<()> {
         for path in self.files.drain(..self.files.len().min(HELD)) {
             self.held.push(File::open(&path)?);

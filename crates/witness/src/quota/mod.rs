@@ -1,17 +1,18 @@
 //! Quota in dirty logs: volumes that a kernel with quota left in the middle of a load are recovered by that kernel and
 //! by uxfs, and both must have the same dquots.
 //!
-//! The kernel is Debian's, in a virtual machine, as the one that runs here may have no quota. It is booted twice for a
+//! The kernel is Debian's, in a virtual machine, because the running one may have no quota. It is booted twice for a
 //! batch of volumes: once to load them all, once to mount what was recovered.
 //!
 //! Invariant: a run succeeds only if
-//! - `uxfs check` found the dquots of the dirty volume to count what its inodes use, as the log leaves both;
-//! - uxfs replayed dquots, and left a volume where `xfs_repair -n` and `uxfs check` find nothing and nobody says that
-//!   quota was counted;
-//! - each dquot was then, in every field, as the kernel's recovery of another copy had left it, without counting;
-//! - where files without a name were freed, dquots differ by just as many inodes, as uxfs does not keep up counts;
-//! - the kernel, which mounted what uxfs had recovered, counted, and came to as many inodes and no more blocks than its own
-//!   recovery; `xfs_repair -n`, which counts too, says of both that they are right.
+//! - `uxfs check` found that the dquots of the dirty volume count what its inodes use, as the log leaves both;
+//! - uxfs replayed dquots, and left a volume in which `xfs_repair -n` and `uxfs check` find nothing and which does not
+//!   claim that quota was counted;
+//! - then each dquot was the same, in every field, as after the kernel's recovery of another copy without recounting;
+//! - where files without a name were freed, dquots differ by exactly as many inodes, because uxfs does not update
+//!   counts;
+//! - the kernel mounted what uxfs had recovered, counted, and came to as many inodes and no more blocks than its own
+//!   recovery. `xfs_repair -n`, which counts too, says that both are right.
 
 mod dquots;
 mod guest;
@@ -21,20 +22,20 @@ mod plan;
 
 pub use guest::{GuestArgs, guest};
 
-use crate::history::campaign::{Outcome, done_before, note};
+use crate::history::campaign::{CampaignOutcome, done_before, note};
 use crate::sandbox::{copy_sparse, mkfs, scratch};
 use crate::vm::{DebianKernel, Machine, run_machine};
 use anyhow::{Context, Result, ensure};
 use clap::Args as ClapArgs;
 use guest::Task;
-use judge::Run;
+use judge::CrashedVolume;
 use plan::Plan;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Longest time that the virtual machine may take.
 const LIMIT: Duration = Duration::from_secs(1800);
-/// Most runs that share a machine: each has two disks there.
+/// Maximum number of runs that share a machine: each has two disks there.
 const BATCH_MAX: usize = 10;
 
 /// Leaves volumes with quota in a dirty log, and has both a kernel with quota and uxfs recover a copy.
@@ -79,7 +80,7 @@ pub fn run(args: &Args) -> Result<bool> {
     let done = done_before(args.resume.as_deref())?;
     let seeds: Vec<u64> =
         (args.seed..args.seed + args.runs).filter(|&seed| !done.contains(&args.label(seed))).collect();
-    let mut outcome = Outcome::default();
+    let mut outcome = CampaignOutcome::default();
     for seeds in seeds.chunks(args.batch.clamp(1, BATCH_MAX)) {
         let start = Instant::now();
         for (seed, result) in batch(args, &kernel, seeds)? {
@@ -87,7 +88,7 @@ pub fn run(args: &Args) -> Result<bool> {
             match result {
                 Ok((dquots, what)) => {
                     println!("{label}: right: {what}");
-                    note(args.resume.as_deref(), &label)?;
+                    note(args.resume.as_deref(), &label, dquots)?;
                     outcome.right += 1;
                     outcome.total += dquots;
                 }
@@ -102,10 +103,10 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(outcome.conclude("quota", "runs right", "dquots replayed"))
 }
 
-/// What came of a run: how many dquots were replayed, and what there is to say.
+/// The result of a run: how many dquots were replayed, and a remark.
 type Verdict = Result<(u64, String)>;
 
-/// Has a kernel with quota count what everybody takes of a volume, which then says so.
+/// Makes a kernel with quota count the usage of a volume, which then says so.
 pub fn count(image: &Path, folder: &Path) -> Result<()> {
     let kernel = DebianKernel::at(&DebianKernel::default_dir()?)?;
     let arguments = GuestArgs::line(Task::Count, &[0], false, 0);
@@ -115,7 +116,7 @@ pub fn count(image: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Does runs that share a machine.
+/// Does the runs that share a machine.
 fn batch(args: &Args, kernel: &DebianKernel, seeds: &[u64]) -> Result<Vec<(u64, Verdict)>> {
     let folder = scratch()?;
     let plans = seeds.iter().map(|&seed| Plan::new(seed, args.quota_off)).collect::<Result<Vec<_>>>()?;
@@ -127,7 +128,7 @@ fn batch(args: &Args, kernel: &DebianKernel, seeds: &[u64]) -> Result<Vec<(u64, 
 
     let (mut runs, mut disks, mut owners) = (Vec::new(), Vec::new(), Vec::new());
     for ((plan, image), loaded) in plans.into_iter().zip(&images).zip(loaded) {
-        let run = Run::new(plan, image, loaded)?;
+        let run = CrashedVolume::new(plan, image, loaded)?;
         disks.extend([run.theirs.clone(), run.ours.clone()]);
         owners.extend([plan.seed; 2]);
         runs.push((run.recover(), run));
@@ -148,7 +149,7 @@ fn batch(args: &Args, kernel: &DebianKernel, seeds: &[u64]) -> Result<Vec<(u64, 
     Ok(verdicts)
 }
 
-/// Boots a machine that does a task with each volume. Gives what it says of each.
+/// Boots a machine that does a task with each volume. Returns its report for each.
 fn boot(
     args: &Args,
     kernel: &DebianKernel,

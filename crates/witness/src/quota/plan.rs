@@ -1,16 +1,16 @@
-//! What a run is like. All of it follows from its seed, so that the virtual machine needs to be told nothing else.
+//! The properties of a run. All of them follow from its seed, so the virtual machine needs nothing else.
 
 use crate::history::geometry::{self, Geometry};
 use anyhow::{Context, Result};
 
-/// Volumes of a run: those where dquots lie in other ways, a log that is so small that it wraps, with a reverse map, and the
-/// newest defaults that the kernel with quota mounts.
+/// Volumes of a run: those where dquots lie in different ways, a log that is so small that it wraps, one with a reverse
+/// map, and the newest defaults that the kernel with quota mounts.
 const GEOMETRIES: [&str; 7] =
     ["default", "b1024", "s4096", "small-log-b1024", "small-log", "rmapbt-b1024", "stable"];
-/// So many of them are mounted by kernels that switch quota off in the log.
+/// This many of them are mounted by kernels that log switching quota off.
 const OLD: usize = 6;
 
-/// Kinds of quota that are kept, and whether their limits hold.
+/// The kinds of quota that are kept, and whether their limits are enforced.
 const MOUNTED: [&[Kept]; 6] = [
     &[Kept(Kind::User, true), Kept(Kind::Group, true), Kept(Kind::Project, true)],
     &[Kept(Kind::User, false), Kept(Kind::Group, false), Kept(Kind::Project, false)],
@@ -20,14 +20,14 @@ const MOUNTED: [&[Kept]; 6] = [
     &[Kept(Kind::User, false), Kept(Kind::Project, true)],
 ];
 
-/// Who owns files: several to a block, at its ends, in blocks far away.
+/// Owners of files: several per dquot block, at its ends, and in distant blocks.
 pub(super) const USERS: [u32; 9] = [0, 1, 6, 7, 30, 481, 1000, 70_000, 3_000_000_000];
 /// Their groups.
 pub(super) const GROUPS: [u32; 6] = [0, 2, 29, 31, 1000, 2_500_000_000];
-/// Projects of the directories that files are made in.
+/// Projects of the directories with the files.
 pub(super) const PROJECTS: [u32; 5] = [0, 5, 14, 65_536, 2_000_000_000];
 
-/// Whose quota it is.
+/// User, group or project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     User,
@@ -38,7 +38,7 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) const ALL: [Self; 3] = [Self::User, Self::Group, Self::Project];
 
-    /// As options of programs call it.
+    /// Its letter in options of programs.
     pub(super) const fn letter(self) -> char {
         match self {
             Self::User => 'u',
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// Everybody that files of a run may belong to.
+    /// All ids that files of a run may belong to.
     pub(super) const fn ids(self) -> &'static [u32] {
         match self {
             Self::User => &USERS,
@@ -57,11 +57,11 @@ impl Kind {
     }
 }
 
-/// A kind of quota that is kept, and whether its limits hold.
+/// A kind of quota that is kept, and whether its limits are enforced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept(pub(super) Kind, pub(super) bool);
 
-/// What a run is like.
+/// The properties of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) seed: u64,
@@ -69,9 +69,9 @@ pub(super) struct Plan {
     pub(super) kept: &'static [Kept],
     /// The log is written before the end.
     pub(super) flush: bool,
-    /// Files without a name are open in the end.
+    /// Files without a name are open at the end.
     pub(super) held: bool,
-    /// A kind that is switched off under way, if the kernel still does that.
+    /// A kind that is switched off in between, if the kernel still does that.
     pub(super) off: Option<Kind>,
 }
 
@@ -93,7 +93,7 @@ impl Plan {
         self.join(self.kept.iter())
     }
 
-    /// Options of a mount after the crash: what was switched off stays so.
+    /// Mount options after the crash: what was switched off stays off.
     pub(super) fn options_afterwards(&self) -> String {
         self.join(self.kept.iter().filter(|kept| Some(kept.0) != self.off))
     }

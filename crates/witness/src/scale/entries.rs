@@ -1,4 +1,4 @@
-//! A directory of many entries.
+//! A directory with many entries.
 
 use super::subject::{Shape, Subject, scattered};
 use anyhow::{Context, Result, ensure};
@@ -9,17 +9,17 @@ use std::path::Path;
 use uxfs::{Changes, Dir, NewNode, Volume};
 
 const DIR: &str = "large";
-/// The file that has all the names, where they are links.
+/// The file with all the names, if they are links.
 const TARGET: &str = "target";
-/// How many entries the kernel is asked for one by one.
+/// How many entries the kernel looks up one by one.
 const KERNEL_SAMPLE: u64 = 1000;
 
 /// The directory.
 #[derive(Debug)]
 pub struct Entries {
-    /// What its entries name.
+    /// The kind of its entries.
     pub shape: Shape,
-    /// Its entries.
+    /// The number of its entries.
     pub count: u64,
 }
 
@@ -29,12 +29,12 @@ impl Entries {
     }
 }
 
-/// Names whose order says nothing of the order of their hashes.
+/// Names whose order is unrelated to the order of their hashes.
 fn name(nth: u64) -> String {
     format!("entry-{nth:09}")
 }
 
-/// Names that are gone when the directory is made.
+/// Names that are removed before the directory is complete.
 fn other(nth: u64) -> String {
     format!("other-{nth:09}")
 }
@@ -82,7 +82,7 @@ impl Subject for Entries {
         Ok(())
     }
 
-    /// About one file of each cluster of inodes.
+    /// About one file in each inode cluster.
     fn touch(&self, volume: &Volume) -> Result<()> {
         const APART: usize = 32;
         let dir = dir(volume)?;
@@ -93,7 +93,7 @@ impl Subject for Entries {
         Ok(())
     }
 
-    /// In another order than that in which they were made.
+    /// In another order than they were made.
     fn remove(&self, volume: &Volume, parts: Range<u64>) -> Result<()> {
         let dir = dir(volume)?;
         for nth in parts {
@@ -106,7 +106,7 @@ impl Subject for Entries {
         false
     }
 
-    /// The map of the directory.
+    /// The directory's map.
     fn bytes(&self) -> u64 {
         self.count
     }

@@ -1,4 +1,4 @@
-//! A file of many extents: something at every second block, and holes between.
+//! A file with many extents: data in every other block, with holes in between.
 
 use super::subject::{Shape, Subject, scattered};
 use anyhow::{Context, Result, ensure};
@@ -10,9 +10,9 @@ use std::path::Path;
 use uxfs::{File, NewNode, Volume};
 
 const FILE: &str = "fragmented";
-/// Blocks that the kernel is asked for.
+/// Blocks that the kernel reads.
 const KERNEL_SAMPLE: u64 = 1000;
-/// What an extent takes in memory: a packed record in a leaf that is half full at worst, and what is above it.
+/// Memory per extent: a packed record in a leaf that is at least half full, and its share of the levels above.
 const EXTENT_BYTES: u64 = 40;
 
 /// The file.
@@ -20,9 +20,9 @@ const EXTENT_BYTES: u64 = 40;
 pub struct Extents {
     /// How it is made.
     pub shape: Shape,
-    /// Its extents.
+    /// The number of its extents.
     pub count: u64,
-    /// Bytes a block.
+    /// Bytes per block.
     pub block: u64,
 }
 
@@ -37,7 +37,7 @@ impl Extents {
         start..start + self.block
     }
 
-    /// What extent `nth` holds: one word, which a compressing device keeps without taking memory.
+    /// The content of extent `nth`: one repeated word, for which a compressing device needs no memory.
     fn content(&self, nth: u64) -> Vec<u8> {
         let word =
             if self.shape == Shape::Written { (nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) } else { 0 };
@@ -59,7 +59,7 @@ impl Subject for Extents {
     fn make(&self, volume: &Volume, parts: Range<u64>) -> Result<()> {
         let file = Self::open(volume)?;
         if self.shape == Shape::Punched {
-            // Each thread its own range; who comes first moves the end.
+            // Each thread allocates its own range. The first one moves the end.
             file.allocate(self.place(parts.start).start..self.place(parts.end).start, false)?;
         }
         let within = parts.end - parts.start;

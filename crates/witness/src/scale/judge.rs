@@ -1,4 +1,4 @@
-//! The judges of one volume: nothing of what they say is ours.
+//! Outside judges of one volume: none of them is our code.
 
 use super::subject::Subject;
 use crate::history::is_sound;
@@ -6,7 +6,7 @@ use crate::sandbox::Mounted;
 use anyhow::{Context, Result};
 use std::path::Path;
 
-/// Has the volume judged; says what the kernel looked at.
+/// Has the volume judged. Returns what the kernel looked at.
 pub fn judge(image: &Path, mnt: &Path, subject: Option<&dyn Subject>) -> Result<String> {
     is_sound(image)?;
     let mounted = Mounted::new(image, mnt, true).context("the kernel's mount")?;

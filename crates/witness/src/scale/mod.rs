@@ -1,14 +1,14 @@
-//! Large things: a directory of many entries, a file of many extents, blocks that are shared in many pieces or by many
-//! files. How time and memory grow with their number.
+//! Large subjects: a directory with many entries, a file with many extents, blocks that are shared in many pieces or by
+//! many files. How do time and memory grow with their number?
 //!
-//! Each subject is made, judged, taken away and judged again, at one size after the other, on a fresh volume each.
+//! Each subject is made, judged, removed and judged again, at one size after the other, on a fresh volume each.
 //!
 //! Invariants:
-//! - making and taking away are processes of their own, so that peaks of memory are theirs alone and the second one
-//!   begins with nothing in its caches;
-//! - `xfs_repair -n`, our checker and the kernel's mount find the volume right each time, with the subject whole and
-//!   with it gone, and all space that it took is free again;
-//! - memory has a bound, which is checked; times are shown and never judged.
+//! - making and removing are separate processes, so that each has its own peak of memory, and removing begins with
+//!   empty caches;
+//! - each time `xfs_repair -n`, our checker and the kernel's mount find that the volume is right, with the whole
+//!   subject and without it, and all space that it took is free again;
+//! - memory has a bound, which is checked. Times are shown and never judged.
 
 mod entries;
 mod extents;
@@ -43,7 +43,7 @@ pub struct Args {
     /// What is made of them.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Shape::ALL)]
     shapes: Vec<Shape>,
-    /// Image file or block device to use; unsaid, a sparse file in memory. What it holds is lost.
+    /// Image file or block device to use; by default, a sparse file in memory. What it holds is lost.
     #[arg(long)]
     image: Option<PathBuf>,
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(right)
 }
 
-/// One subject of one size.
+/// One subject with one size.
 struct Case<'a> {
     shape: Shape,
     count: u64,
@@ -98,7 +98,7 @@ impl Case<'_> {
         Ok(report.within())
     }
 
-    /// Has a child do a step, and notes what it measured.
+    /// Runs a step in a child process, and records its measurements.
     fn step(&self, what: &str, report: &mut Report) -> Result<()> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["scale-step", what, self.shape.name(), &self.count.to_string()])

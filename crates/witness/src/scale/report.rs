@@ -1,4 +1,4 @@
-//! What was measured, as a table that grows while the runs go on, and how it grew from size to size.
+//! The measurements, as a table that grows during the runs, and how they grew from size to size.
 
 use super::setting::Setting;
 use super::subject::Shape;
@@ -10,13 +10,13 @@ pub struct Measured {
     pub phase: String,
     pub ops: u64,
     pub seconds: f64,
-    /// Of all threads, the journal's too.
+    /// Of all threads, including the journal's.
     pub cpu_seconds: f64,
-    /// Most bytes that were allocated at a time.
+    /// Peak of allocated bytes.
     pub heap_peak: u64,
-    /// Most bytes that were resident at a time.
+    /// Peak of resident bytes.
     pub resident_peak: u64,
-    /// What `heap_peak` may be at most.
+    /// The maximum allowed for `heap_peak`.
     pub memory_bound: u64,
 }
 
@@ -30,12 +30,12 @@ impl Measured {
     }
 }
 
-/// All that was measured so far.
+/// All measurements so far.
 pub struct Report {
     rows: Vec<(Shape, u64, Measured)>,
 }
 
-/// The phases whose times are set against their number.
+/// The phases whose times are divided by the number of parts.
 const GROWING: [&str; 3] = ["make", "look up", "remove"];
 
 fn mib(bytes: u64) -> f64 {
@@ -95,7 +95,7 @@ impl Report {
         within
     }
 
-    /// How the time for each grew from the smallest to the largest size.
+    /// How the time per part grew from the smallest to the largest size.
     pub fn growth(&self, shape: Shape) {
         for phase in GROWING {
             let mut rows: Vec<_> =

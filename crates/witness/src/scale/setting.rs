@@ -1,4 +1,4 @@
-//! On what kind of volume, and how, the subjects are made.
+//! The kind of volume, and the way the subjects are made.
 
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
@@ -7,13 +7,13 @@ use uxfs::{MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs};
 
 const MIB: u64 = 1 << 20;
 
-/// What every step must agree on.
+/// What all steps must agree on.
 #[derive(ClapArgs, Clone, Debug)]
 pub struct Setting {
     /// Bytes a block.
     #[arg(long, default_value_t = 4096)]
     pub block_size: u32,
-    /// MiB of the log; unsaid, what mkfs makes of a volume of this size.
+    /// MiB of the log; by default, what mkfs makes of a volume of this size.
     #[arg(long)]
     pub log_mib: Option<u64>,
     /// MiB that the caches of metadata may hold.
@@ -41,7 +41,7 @@ impl Setting {
         let mut options =
             MkfsOptions::new().size(bytes).block_size(self.block_size).small(true).overwrite(true);
         if let Some(mib) = self.log_mib {
-            // What is made today asks for larger logs than the small ones that these tests are for.
+            // Today's defaults demand larger logs than the small ones that these tests need.
             let old = MkfsFeatures::of_kernel("6.1").context("its set")?;
             options = options.log_size(mib * MIB).features(old);
         }
@@ -58,7 +58,7 @@ impl Setting {
         OpenOptions::new().cache_size(self.cache_bytes())
     }
 
-    /// Changes a volume, closes it, and gives the blocks that are free then.
+    /// Changes a volume and closes it. Returns the number of blocks that are then free.
     pub fn change(&self, image: &Path, change: impl FnOnce(&Volume) -> Result<()>) -> Result<u64> {
         let volume = Volume::open(image, &self.options().writable(true))?;
         change(&volume)?;
@@ -68,7 +68,7 @@ impl Setting {
         Ok(free)
     }
 
-    /// Looks into a volume.
+    /// Reads a volume.
     pub fn look<R>(&self, image: &Path, look: impl FnOnce(&Volume) -> Result<R>) -> Result<R> {
         look(&Volume::open(image, &self.options())?)
     }

@@ -12,25 +12,25 @@ use uxfs::{Dir, File, NewNode, Volume};
 const SOURCE: &str = "source";
 const CLONE: &str = "clone";
 const DIR: &str = "clones";
-/// How many blocks, or clones, the kernel is asked for one by one.
+/// How many blocks or clones the kernel reads one by one.
 const KERNEL_SAMPLE: u64 = 1000;
-/// What a piece takes in memory: an extent in each of two maps, and what is known of the shared one.
+/// Memory per piece: an extent in each of two maps, and the record of what is shared.
 const PIECE_BYTES: u64 = 120;
 /// Blocks that are written at a time.
 const FILLED_AT_ONCE: u64 = 256;
 
-/// What block `nth` of a file holds: one word.
+/// The content of block `nth` of a file: one repeated word.
 fn content(nth: u64, changed: bool, block: u64) -> Vec<u8> {
     let word = (2 * nth + u64::from(changed) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word.to_ne_bytes().repeat(block as usize / 8)
 }
 
-/// A file and its clone, of which every second block was written over.
+/// A file and its clone, in which every other block was overwritten.
 #[derive(Debug)]
 pub struct Frayed {
-    /// Pieces that stay shared; as many are not.
+    /// Pieces that stay shared. As many are not.
     pub count: u64,
-    /// Bytes a block.
+    /// Bytes per block.
     pub block: u64,
 }
 
@@ -82,7 +82,7 @@ impl Subject for Frayed {
     }
 
     fn remove(&self, volume: &Volume, _parts: Range<u64>) -> Result<()> {
-        // The source first: each piece loses an owner, and what the clone has no more is freed.
+        // The source first: each piece loses an owner, and what the clone no longer has is freed.
         self.file(volume, SOURCE)?.set_len(0)?;
         self.check_clone(volume)?;
         self.file(volume, CLONE)?.set_len(0)?;
@@ -129,9 +129,9 @@ impl Frayed {
 /// A file of one block, and its clones.
 #[derive(Debug)]
 pub struct Clones {
-    /// Clones.
+    /// The number of clones.
     pub count: u64,
-    /// Bytes a block.
+    /// Bytes per block.
     pub block: u64,
 }
 

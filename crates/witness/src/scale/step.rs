@@ -1,4 +1,4 @@
-//! One step on one volume, in a process of its own: what is done, in phases that are measured one by one.
+//! One step on one volume, in a process of its own, with phases that are measured one by one.
 
 use super::report::Measured;
 use super::setting::Setting;
@@ -70,7 +70,7 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Does all parts by as many threads as were asked for, each its own run of them.
+    /// Does all parts with the requested number of threads, each with its own range.
     fn share(&self, work: impl Fn(std::ops::Range<u64>) -> Result<()> + Sync) -> Result<()> {
         let (count, threads) = (self.args.count, self.args.setting.threads.max(1));
         let work = &work;
@@ -102,24 +102,24 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Bytes that may be allocated: what the caches hold, as much again of changes that cannot leave them before they
-    /// are written back, what is committed and on its way into the log, and the subject itself.
+    /// Bytes that may be allocated: the caches, the same again for changes that cannot leave them before they are
+    /// written back, what is committed and on its way into the log, and the subject itself.
     fn memory_bound(&self) -> u64 {
         const REST: u64 = 8 << 20;
         let caches = 2 * self.args.setting.cache_bytes();
-        // What a checkpoint should gather.
+        // The size that a checkpoint should gather.
         let checkpoint = self.log_bytes / 8;
         caches + CHECKPOINTS * checkpoint * ITEM_FACTOR + self.subject.bytes() + REST
     }
 }
 
-/// Checkpoints in memory: the open one holds up to two before commits wait, and so do the one that is being written and
+/// Checkpoints in memory: the open one has up to two before commits wait, and so have the one that is being written and
 /// the one whose last record is.
 const CHECKPOINTS: u64 = 3 * 2;
-/// How many bytes there are for one that goes into the log: itself, and the item that it is of.
+/// Memory per byte that goes into the log: itself, and its item.
 const ITEM_FACTOR: u64 = 2;
 
-/// Processor time that this process has taken.
+/// Processor time of this process.
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

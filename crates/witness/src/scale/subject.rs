@@ -1,4 +1,4 @@
-//! What is made large: the kinds there are, and what each can do.
+//! The kinds of large subjects, and their operations.
 
 use super::entries::Entries;
 use super::extents::Extents;
@@ -16,17 +16,17 @@ use uxfs::Volume;
 pub enum Shape {
     /// A directory of empty files.
     Files,
-    /// A directory of names of one file.
+    /// A directory with many names of one file.
     Links,
-    /// A directory of empty files where as many others were before.
+    /// A directory of empty files that had as many others before.
     Recycled,
-    /// A file with a block of data at every second block, written from its start on.
+    /// A file with data in every other block, written from its start.
     Written,
-    /// A file with space at every second block, set aside in a scattered order.
+    /// A file with space at every other block, allocated in a scattered order.
     Scattered,
-    /// A file set aside as a whole, with a hole punched at every second block in a scattered order.
+    /// A preallocated file, with a hole punched at every other block in a scattered order.
     Punched,
-    /// A file and its clone, of which every second block was written over.
+    /// A file and its clone, in which every other block was overwritten.
     Frayed,
     /// A file of one block, and its clones.
     Clones,
@@ -64,7 +64,7 @@ impl Shape {
         matches!(self, Self::Files | Self::Links | Self::Recycled)
     }
 
-    /// A subject of this kind with so many parts.
+    /// A subject of this kind with this many parts.
     pub fn subject(self, count: u64, setting: &Setting) -> Box<dyn Subject> {
         let block = u64::from(setting.block_size);
         match self {
@@ -77,7 +77,7 @@ impl Shape {
         }
     }
 
-    /// How large a volume it is made on.
+    /// The size of the volume that it is made on.
     pub fn volume_bytes(self, count: u64, setting: &Setting) -> u64 {
         let each = if self.is_directory() { 2048 } else { 4 * u64::from(setting.block_size) };
         (1 << 30) + count * each
@@ -92,27 +92,27 @@ impl fmt::Display for Shape {
 
 /// Something with many parts.
 pub trait Subject: Sync {
-    /// Makes what there must be before the first part.
+    /// Makes what must exist before the first part.
     fn prepare(&self, volume: &Volume) -> Result<()>;
-    /// Makes the parts of these numbers, of all.
+    /// Makes the parts with these numbers.
     fn make(&self, volume: &Volume, parts: Range<u64>) -> Result<()>;
-    /// Looks at part `nth`, and at what must not be there beside it.
+    /// Checks part `nth`, and what must not exist beside it.
     fn check(&self, volume: &Volume, nth: u64) -> Result<()>;
-    /// Changes a few parts that lie far apart. Nothing that is asked later depends on it.
+    /// Changes a few distant parts. No later check depends on it.
     fn touch(&self, volume: &Volume) -> Result<()>;
-    /// Takes the parts of these numbers away.
+    /// Removes the parts with these numbers.
     fn remove(&self, volume: &Volume, parts: Range<u64>) -> Result<()>;
     /// Whether removing is one call, for one thread.
     fn removes_at_once(&self) -> bool;
-    /// Bytes of memory that it takes beside the caches.
+    /// Bytes of memory that it takes in addition to the caches.
     fn bytes(&self) -> u64;
-    /// Asks the kernel, which has it mounted, for as many parts as there must be; says what was looked at.
+    /// Asks the kernel, which has it mounted, for the number of parts. Returns what was looked at.
     fn kernel_sees(&self, mnt: &Path) -> Result<String>;
 }
 
-/// Another place in `0..count` for each `nth` in it: all over the place, each once.
+/// A permutation of `0..count` without any visible order.
 pub fn scattered(nth: u64, count: u64) -> u64 {
-    // A prime that is greater than any count, so that no multiple of it below `count` is one of `count`.
+    // A prime that is greater than any count.
     const STRIDE: u64 = 2_654_435_761;
     nth * STRIDE % count
 }

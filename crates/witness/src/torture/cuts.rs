@@ -1,4 +1,4 @@
-//! The power fails: what a device may have then is recovered, by uxfs and by the kernel, and judged.
+//! Power cuts: what a device may then contain is recovered by uxfs and by the kernel, and judged.
 
 use super::{Args, Done};
 use crate::chains::Tally;
@@ -25,7 +25,7 @@ pub(super) fn all(task: &Task, args: &Args, base: &Path, mnt: &Path, done: &Done
     for nth in 0..args.cuts {
         let times = if rng.bool() { &flushes } else { &starts };
         let Some(&cut) = rng.choice(times) else { break };
-        // The kernel does not stand torn blocks.
+        // The kernel does not cope with torn blocks.
         let kernel = nth < args.kernel;
         let choice = match rng.u32(..4) {
             0 => Choice::Dropped,

@@ -1,13 +1,13 @@
-//! What may be in files, sector by sector: everything that was ever put there, and when.
+//! What files may contain, sector by sector: everything that was ever put there, and when.
 //!
 //! Invariants:
-//! - of a sector, all words are the same: the number of whoever wrote it, which nothing else has, or zero;
-//! - what was there for certain when the last sync began that was over before a crash may be there behind it, and whatever
-//!   came later; nothing older, and nothing else.
+//! - all words of a sector are the same: the unique number of its writer, or zero;
+//! - after a crash, a sector has what was certainly in it when the last completed sync began, or something later;
+//!   nothing older, and nothing else.
 
 use anyhow::{Result, bail, ensure};
 
-/// Bytes that a device writes as a whole.
+/// Bytes that a device writes atomically.
 pub(super) const SECTOR: usize = 512;
 
 /// When something was done.
@@ -22,24 +22,24 @@ pub(super) struct Span {
 struct Version {
     value: u64,
     span: Span,
-    /// Whether it was for certain: what fails on the way may have been done in part.
+    /// Whether it is certain: a failed operation may have been done in part.
     certain: bool,
 }
 
-/// All that was ever in a sector, or in another place that holds one number.
+/// Everything that was ever in a sector, or in another place with one number.
 #[derive(Clone, Debug)]
-pub(super) struct Place(Vec<Version>);
+pub(super) struct SectorHistory(Vec<Version>);
 
-/// What may become of a place when something else comes there.
+/// The possible content of a place that moves elsewhere.
 #[derive(Clone, Debug)]
 pub(super) struct Past {
-    /// What it is comes last.
+    /// The present content comes last.
     values: Vec<u64>,
     certain: bool,
 }
 
-impl Place {
-    /// Holds this from the start.
+impl SectorHistory {
+    /// This is the content from the start.
     pub(super) fn new(value: u64) -> Self {
         Self(vec![Version { value, span: Span { begun: 0, ended: 0 }, certain: true }])
     }
@@ -49,7 +49,7 @@ impl Place {
         self.0.push(Version { value, span, certain });
     }
 
-    /// What another place has came there, by its blocks: behind a crash that may be what it had before.
+    /// The blocks of another place came here. After a crash, their content may be what that place had before.
     pub(super) fn take(&mut self, past: &Past, span: Span, certain: bool) {
         let mut left = past.values.len();
         for &value in &past.values {
@@ -58,14 +58,14 @@ impl Place {
         }
     }
 
-    /// What another place has comes there, one extent after the other: a crash on the way leaves a hole between those that
-    /// have moved and those that have not.
+    /// The blocks of another place come here, one extent after the other. A crash in between leaves a hole between
+    /// those that have moved and those that have not.
     pub(super) fn come(&mut self, past: &Past, span: Span) {
         self.put(0, span, false);
         self.take(past, span, true);
     }
 
-    /// What is there, and what was that may still be there behind a crash, if nothing was synced since `durable`.
+    /// The present content, and earlier content that may be there after a crash if nothing was synced since `durable`.
     pub(super) fn past(&self, durable: u64) -> Past {
         let mut values: Vec<u64> = Vec::new();
         for version in &self.0[self.base(durable)..] {
@@ -75,30 +75,30 @@ impl Place {
         Past { values, certain: self.now().is_some() }
     }
 
-    /// The last that was there for certain, as last as `begun` says.
+    /// The last certain version before `begun`.
     fn base(&self, begun: u64) -> usize {
         let is_base = |version: &Version| version.certain && version.span.ended < begun;
         self.0.iter().rposition(is_base).unwrap_or(0)
     }
 
-    /// What is there, if that is certain.
+    /// The present content, if it is certain.
     pub(super) fn now(&self) -> Option<u64> {
         self.0.last().filter(|version| version.certain).map(|version| version.value)
     }
 
-    /// Whether this may be there now.
+    /// Whether this may be the content now.
     pub(super) fn may_be(&self, value: u64) -> bool {
         self.0[self.base(u64::MAX)..].iter().any(|version| version.value == value)
     }
 
-    /// Whether this may be there behind a crash at `cut`, if what had ended before `durable` was synced.
+    /// Whether this may be the content after a crash at `cut`, if everything that ended before `durable` was synced.
     pub(super) fn may_be_behind(&self, value: u64, cut: u64, durable: u64) -> bool {
         let may = |version: &Version| version.value == value && version.span.begun < cut;
         self.0[self.base(durable)..].iter().any(may)
     }
 }
 
-/// The number that a sector holds.
+/// The number in a sector.
 pub(super) fn number(sector: &[u8]) -> Result<u64> {
     let words: Vec<u64> =
         sector.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))).collect();
@@ -116,7 +116,7 @@ pub(super) fn number(sector: &[u8]) -> Result<u64> {
     Ok(first)
 }
 
-/// Sectors of these numbers.
+/// Sectors with these numbers.
 pub(super) fn sectors(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     numbers.into_iter().flat_map(|number| number.to_le_bytes().repeat(SECTOR / 8)).collect()
 }
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn what_was_synced_stays_until_something_else_comes() {
-        let mut place = Place::new(0);
+        let mut place = SectorHistory::new(0);
         place.put(1, span(10), true);
         place.put(2, span(20), true);
         place.put(3, span(30), true);
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_is_not_certain_may_be_there_or_not() {
-        let mut place = Place::new(0);
+        let mut place = SectorHistory::new(0);
         place.put(1, span(10), true);
         place.put(2, span(20), false);
         assert!(place.may_be(1) && place.may_be(2) && !place.may_be(0));
@@ -164,10 +164,10 @@ mod tests {
 
     #[test]
     fn a_clone_has_the_past_of_what_it_was_made_of() {
-        let mut source = Place::new(0);
+        let mut source = SectorHistory::new(0);
         source.put(1, span(10), true);
         source.put(2, span(20), true);
-        let mut place = Place::new(7);
+        let mut place = SectorHistory::new(7);
         place.take(&source.past(15), span(30), true);
         assert_eq!(place.now(), Some(2));
         assert!(place.may_be_behind(1, 40, 15) && place.may_be_behind(7, 40, 15));
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn what_moves_may_be_a_hole_on_the_way_and_not_behind_it() {
-        let (mut source, mut place) = (Place::new(0), Place::new(7));
+        let (mut source, mut place) = (SectorHistory::new(0), SectorHistory::new(7));
         source.put(2, span(10), true);
         place.put(8, span(10), true);
         place.come(&source.past(20), Span { begun: 30, ended: 40 });

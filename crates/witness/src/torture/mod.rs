@@ -1,11 +1,11 @@
-//! One file and its clones, tortured: threads that write, directly and by queues, clone, dedupe, exchange, cut and move
-//! parts of them, all at once, on a volume that the power cuts.
+//! Tortures one file and its clones: threads write to them, directly and through queues, and clone, dedupe, exchange,
+//! cut and move parts of them, all at once, on a volume with power cuts.
 //!
 //! Invariants: a run succeeds only if
-//! - each thread read in its part of the files what it had put there, all the time, and in the end so did the kernel;
-//! - what was in files that all changed at once was zeroes, or what somebody had written there;
-//! - behind a power cut, at flushes and at other times with any part of what was in doubt, each sector held what was in it
-//!   for certain when the last sync began, or something newer: by uxfs's recovery, and by the kernel's;
+//! - each thread always read in its part of the files what it had put there, and at the end so did the kernel;
+//! - files that all threads changed at once contained zeroes or what somebody had written there;
+//! - after a power cut, at flushes and at other times, with any part of what was in doubt, each sector had what was
+//!   certainly in it when the last sync began, or something newer, after uxfs's recovery and after the kernel's;
 //! - `uxfs check` and `xfs_repair -n` found nothing in any of these.
 
 mod cuts;
@@ -96,7 +96,7 @@ fn one(task: &Task, args: &Args) -> Result<(Tally, String)> {
         let tally = cuts::all(task, args, &base, &mnt, &done).inspect_err(|_| {
             if let Some(keep) = &args.which.keep {
                 let path = keep.join(format!("torture-{}-{}.trace", task.geometry.volume.name, task.seed));
-                // That it failed is what has to be told.
+                // The failure itself is what has to be reported.
                 let _ =
                     std::fs::create_dir_all(keep).and_then(|()| std::fs::write(path, done.expected.trace()));
             }
@@ -112,7 +112,7 @@ fn one(task: &Task, args: &Args) -> Result<(Tally, String)> {
     result
 }
 
-/// Has the threads do it. Every other run ends with the volume closed.
+/// Runs the threads. Every other run ends with the volume closed.
 fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
     let device = FileOptions::in_memory().write(true).sector_size(task.geometry.sector()).open(image)?;
@@ -182,7 +182,8 @@ fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     Ok(Done { recording: recorder.recording(), begun, expected, full })
 }
 
-/// How many calls found no space. Of threads that failed, all say why: most of them met what the first has left behind.
+/// How many calls found no space. If threads failed, all give their reasons: most of them met what the first left
+/// behind.
 fn what_all_say(threads: Vec<Result<u64>>) -> Result<u64> {
     let (mut full, mut failed) = (0, Vec::new());
     for (nth, thread) in threads.into_iter().enumerate() {
@@ -195,7 +196,7 @@ fn what_all_say(threads: Vec<Result<u64>>) -> Result<u64> {
     Ok(full)
 }
 
-/// What all judges say of a volume that was closed.
+/// The verdict of all judges on a volume that was closed.
 fn in_the_end(image: &Path, mnt: &Path, expected: &Expected) -> Result<()> {
     is_sound(image)?;
     let mounted = Mounted::new(image, mnt, true).context("the kernel's mount")?;

@@ -1,11 +1,11 @@
 //! The files, and what must be in them.
 //!
 //! Invariants:
-//! - of the files that are known, each thread has a part in all, which it alone changes, at the same place; what moves
+//! - each thread has a part of every known file, at the same place in all of them, which only it changes. What moves
 //!   others' parts is done by one thread while the others wait;
-//! - what is in the common files nobody knows: but each sector of them is zero, or as somebody wrote it for them.
+//! - the content of the common files is not known, but each sector of them is zero, or as somebody wrote it for them.
 
-use super::field::{Place, SECTOR, Span, number};
+use super::field::{SECTOR, SectorHistory, Span, number};
 use crate::handles::{Handles, Io};
 use anyhow::{Context, Result, ensure};
 use blockdev::Recorder;
@@ -15,31 +15,31 @@ use uxfs::{NewNode, Volume};
 
 /// A file and its clones.
 pub(super) const KNOWN: [&str; 3] = ["file", "clone", "other"];
-/// Files that all change all the time.
+/// Files that all threads change all the time.
 pub(super) const COMMON: [&str; 2] = ["common", "commons"];
-/// Numbers of what is written to common files have this bit.
+/// Numbers that are written to common files have this bit.
 const OF_COMMON: u64 = 1 << 63;
-/// Bytes of a common file, most of the time.
+/// Usual size of a common file in bytes.
 pub(super) const COMMON_BYTES: u64 = 1 << 20;
 
-/// A thread's part of each file, by sectors.
-pub(super) type Parts = [Vec<Place>; KNOWN.len()];
+/// A thread's part of each file, by sector.
+pub(super) type Parts = [Vec<SectorHistory>; KNOWN.len()];
 
-/// What there is, and what must be in it.
+/// The files, and what must be in them.
 pub(super) struct Site {
     pub(super) known: [Handles; KNOWN.len()],
     pub(super) common: [Handles; COMMON.len()],
-    /// One a thread.
+    /// One per thread.
     pub(super) parts: Vec<Mutex<Parts>>,
-    /// Sizes of the files that are known.
-    pub(super) sizes: Mutex<[Place; KNOWN.len()]>,
-    /// Who moves what others have holds it alone.
+    /// Sizes of the known files.
+    pub(super) sizes: Mutex<[SectorHistory; KNOWN.len()]>,
+    /// Held exclusively by a thread that moves others' parts.
     pub(super) order: RwLock<()>,
     pub(super) block: u64,
     /// Sectors of a part.
     pub(super) part: usize,
     pub(super) exchanges: bool,
-    /// What is in the files is also recovered by kernels.
+    /// Kernels recover the files as well.
     pub(super) same_sizes: bool,
     next: AtomicU64,
     syncs: Mutex<Vec<Span>>,
@@ -50,10 +50,10 @@ pub(super) struct Site {
 /// What must be in the files, at any time.
 pub(super) struct Expected {
     parts: Vec<Parts>,
-    sizes: [Place; KNOWN.len()],
+    sizes: [SectorHistory; KNOWN.len()],
     syncs: Vec<Span>,
     last: u64,
-    /// All that was done to the files that are known.
+    /// Everything that was done to the known files.
     trace: Vec<(Span, String)>,
 }
 
@@ -79,13 +79,13 @@ impl Site {
         let part = part as usize / SECTOR;
         let known = [file(KNOWN[0], bytes)?, file(KNOWN[1], bytes)?, file(KNOWN[2], bytes)?];
         let common = [file(COMMON[0], COMMON_BYTES)?, file(COMMON[1], COMMON_BYTES)?];
-        let empty = || Mutex::new([(); KNOWN.len()].map(|()| vec![Place::new(0); part]));
+        let empty = || Mutex::new([(); KNOWN.len()].map(|()| vec![SectorHistory::new(0); part]));
         volume.sync()?;
         Ok(Self {
             known,
             common,
             parts: (0..threads).map(|_| empty()).collect(),
-            sizes: Mutex::new([(); KNOWN.len()].map(|()| Place::new(bytes))),
+            sizes: Mutex::new([(); KNOWN.len()].map(|()| SectorHistory::new(bytes))),
             order: RwLock::new(()),
             block,
             part,
@@ -98,17 +98,17 @@ impl Site {
         })
     }
 
-    /// A time that nothing else has.
+    /// A unique time.
     pub(super) fn now(&self) -> u64 {
         self.clock.moment()
     }
 
-    /// A number that nothing else has.
+    /// A unique number.
     pub(super) fn number(&self, of_common: bool) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) | if of_common { OF_COMMON } else { 0 }
     }
 
-    /// Everything that had ended before this time was synced.
+    /// Everything that had ended before this time is durable.
     pub(super) fn durable(&self) -> u64 {
         self.syncs.lock().expect("no panic").iter().map(|sync| sync.begun).max().unwrap_or(0)
     }
@@ -128,12 +128,12 @@ impl Site {
         is_common(number, self.next.load(Ordering::Relaxed))
     }
 
-    /// Keeps for people what was done when.
+    /// Records for people what was done when.
     pub(super) fn note(&self, span: Span, what: String) {
         self.trace.lock().expect("no panic").push((span, what));
     }
 
-    /// What was done last, a line each.
+    /// The last operations, one per line.
     pub(super) fn last_notes(&self) -> String {
         const SHOWN: usize = 12;
         let trace = self.trace.lock().expect("no panic");
@@ -141,7 +141,7 @@ impl Site {
         last.iter().map(|(span, what)| format!("\n  {}..{} {what}", span.begun, span.ended)).collect()
     }
 
-    /// What must be there, when nobody changes it any more.
+    /// What must be there once nobody changes it any more.
     pub(super) fn into_expected(self) -> Expected {
         Expected {
             parts: self.parts.into_iter().map(|part| part.into_inner().expect("no panic")).collect(),
@@ -158,17 +158,17 @@ fn is_common(number: u64, next: u64) -> bool {
 }
 
 impl Expected {
-    /// What was done, a line a call, in the order in which the calls ended.
+    /// What was done, one call per line, in the order in which the calls ended.
     pub(super) fn trace(&self) -> String {
         let line = |(span, what): &(Span, String)| format!("{} to {}: {what}\n", span.begun, span.ended);
         self.trace.iter().map(line).collect()
     }
 
-    /// Whether all files are as they may be behind a crash at `cut`; without one, as they must be in the end.
+    /// Checks that all files are as they may be after a crash at `cut`; without one, as they must be at the end.
     pub(super) fn check(&self, cut: Option<u64>, read: impl Fn(&str) -> Result<Vec<u8>>) -> Result<()> {
         let before = |sync: &&Span| cut.is_none_or(|cut| sync.ended < cut);
         let durable = self.syncs.iter().filter(before).map(|sync| sync.begun).max().unwrap_or(0);
-        let may_be = |place: &Place, number: u64| match cut {
+        let may_be = |place: &SectorHistory, number: u64| match cut {
             Some(cut) => place.may_be_behind(number, cut, durable),
             None => place.may_be(number),
         };

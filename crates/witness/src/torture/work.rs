@@ -1,6 +1,6 @@
-//! What a thread does: to its part of the files that are known, to common files, and, while the others wait, to all.
+//! What a thread does: to its part of the known files, to common files, and, while the others wait, to everything.
 
-use super::field::{Past, Place, SECTOR, Span, number, sectors};
+use super::field::{Past, SECTOR, SectorHistory, Span, number, sectors};
 use super::site::{COMMON, COMMON_BYTES, KNOWN, Parts, Site};
 use anyhow::{Context, Result, bail, ensure};
 use blockdev::AlignedBuf;
@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::sync::MutexGuard;
 use uxfs::{Deduped, ErrorKind, ExchangeOptions, File, Volume};
 
-/// Sectors that are written, cut out or zeroed at most.
+/// Maximum number of sectors that are written, cut out or zeroed.
 const SECTORS_MAX: usize = 96;
-/// Blocks that are cloned, exchanged or compared at most.
+/// Maximum number of blocks that are cloned, exchanged or compared.
 const BLOCKS_MAX: usize = 24;
 /// Requests of one queue.
 const DEPTH: u32 = 8;
@@ -70,7 +70,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Does something that is to be called so.
+    /// Does something under this name in the trace.
     fn span<R>(
         &mut self,
         what: String,
@@ -84,13 +84,13 @@ impl Worker<'_> {
         (result, span)
     }
 
-    /// Sectors of a file, as the trace has them: counted from the file's start.
+    /// Sectors of a file for the trace, counted from the file's start.
     fn named(&self, file: usize, range: &Range<usize>) -> String {
         let start = self.thread * self.site.part;
         format!("{} {:?}", KNOWN[file], start + range.start..start + range.end)
     }
 
-    // To the thread's own part.
+    // Operations on the thread's own part.
 
     fn own(&mut self) -> Result<()> {
         let site = self.site;
@@ -113,7 +113,7 @@ impl Worker<'_> {
         .with_context(|| format!("thread {}, {}", self.thread, KNOWN[file]))
     }
 
-    /// Where a sector of the thread's part is in a file.
+    /// The offset in a file of a sector of the thread's part.
     fn offset(&self, sector: usize) -> u64 {
         ((self.thread * self.site.part + sector) * SECTOR) as u64
     }
@@ -124,7 +124,7 @@ impl Worker<'_> {
         start..start + self.rng.usize(1..=most)
     }
 
-    /// Two runs of as many sectors, each whole blocks.
+    /// Two runs of the same number of sectors, in whole blocks.
     fn some_blocks(&mut self, apart: bool) -> Option<[Range<usize>; 2]> {
         let per_block = self.site.block as usize / SECTOR;
         let blocks = self.site.part / per_block;
@@ -182,7 +182,7 @@ impl Worker<'_> {
             let what = format!("queued {number:x} to {}{how}", self.named(file, &range));
             self.site.note(span, format!("thread {}: {what}", self.thread));
             match result {
-                // Not all of it was written before.
+                // Not all of it had been written before.
                 Err(error) if error.kind() == ErrorKind::NotAllocated => {}
                 result => {
                     if self.ended(result)? == Ended::Done {
@@ -194,7 +194,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    fn pasts(&self, places: &[Place]) -> Vec<Past> {
+    fn pasts(&self, places: &[SectorHistory]) -> Vec<Past> {
         let durable = self.site.durable();
         places.iter().map(|place| place.past(durable)).collect()
     }
@@ -217,7 +217,7 @@ impl Worker<'_> {
             true => known[file].next().copy_range(from, known[to].next(), at, len).map(drop),
             false => known[file].next().clone_range(from, known[to].next(), at, len),
         });
-        // What finds no space has shared some blocks, perhaps.
+        // If it found no space, some blocks may be shared already.
         let certain = self.ended(done)? == Ended::Done;
         let places = parts[to][to_range].iter_mut();
         places.zip(&pasts).for_each(|(place, past)| place.take(past, span, certain));
@@ -227,7 +227,8 @@ impl Worker<'_> {
     fn dedupe(&mut self, parts: &mut Parts, file: usize) -> Result<()> {
         let to = self.rng.usize(..KNOWN.len());
         let Some([from_range, to_range]) = self.some_blocks(file == to) else { return Ok(()) };
-        let now = |places: &[Place]| places.iter().map(Place::now).collect::<Option<Vec<u64>>>();
+        let now =
+            |places: &[SectorHistory]| places.iter().map(SectorHistory::now).collect::<Option<Vec<u64>>>();
         if let Some(numbers) = now(&parts[file][from_range.clone()]).filter(|_| self.rng.u32(..4) > 0) {
             self.write(parts, to, Some((to_range.start, numbers)))?;
         }
@@ -250,7 +251,7 @@ impl Worker<'_> {
                 return Ok(());
             }
         }
-        // The content is the same, but what it was before may be what the other had.
+        // The content is the same, but its earlier versions may be those of the other.
         for (place, past) in parts[to][to_range].iter_mut().zip(&pasts) {
             place.take(past, span, same == Some(true));
         }
@@ -282,7 +283,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// A hole, or zeroes.
+    /// Makes a hole, or writes zeroes.
     fn without(&mut self, parts: &mut Parts, file: usize, zeroes: bool) -> Result<()> {
         let range = self.some_sectors();
         let bytes = self.offset(range.start)..self.offset(range.end);
@@ -311,14 +312,14 @@ impl Worker<'_> {
         Ok(())
     }
 
-    // To all of the files, while the others wait.
+    // Operations on whole files, while the others wait.
 
     fn all_of_it(&mut self) -> Result<()> {
         let site = self.site;
         let mut parts: Vec<MutexGuard<'_, Parts>> =
             site.parts.iter().map(|part| part.lock().expect("no panic")).collect();
         let (file, other) = (self.rng.usize(..KNOWN.len()), self.rng.usize(..KNOWN.len()));
-        let mut places = |file: usize| -> Vec<Place> {
+        let mut places = |file: usize| -> Vec<SectorHistory> {
             parts.iter_mut().flat_map(|part| std::mem::take(&mut part[file])).collect()
         };
         let (mut mine, mut others) = (places(file), if other == file { Vec::new() } else { places(other) });
@@ -337,7 +338,13 @@ impl Worker<'_> {
         done.with_context(|| format!("thread {} alone, {} and {}", self.thread, KNOWN[file], KNOWN[other]))
     }
 
-    fn clone_all(&mut self, mine: &[Place], others: &mut [Place], file: usize, other: usize) -> Result<()> {
+    fn clone_all(
+        &mut self,
+        mine: &[SectorHistory],
+        others: &mut [SectorHistory],
+        file: usize,
+        other: usize,
+    ) -> Result<()> {
         let pasts = self.pasts(mine);
         let known = &self.site.known;
         let what = format!("clone all of {} to {}", KNOWN[file], KNOWN[other]);
@@ -349,8 +356,8 @@ impl Worker<'_> {
 
     fn exchange_all(
         &mut self,
-        mine: &mut [Place],
-        others: &mut [Place],
+        mine: &mut [SectorHistory],
+        others: &mut [SectorHistory],
         file: usize,
         other: usize,
     ) -> Result<()> {
@@ -381,21 +388,21 @@ impl Worker<'_> {
             places[file].take(&sizes[1], span, true);
             places[other].take(&sizes[0], span, true);
         }
-        // Whichever is the shorter one now.
+        // Whichever is shorter now.
         self.lengthen(file, bytes)?;
         self.lengthen(other, bytes)
     }
 
-    /// Cuts a file, and makes it as long as before.
-    fn cut(&mut self, mine: &mut [Place], file: usize) -> Result<()> {
+    /// Cuts a file and makes it as long as before.
+    fn cut(&mut self, mine: &mut [SectorHistory], file: usize) -> Result<()> {
         let bytes = (mine.len() * SECTOR) as u64;
         let size = self.rng.u64(..=mine.len() as u64) * SECTOR as u64;
         self.set_len(mine, file, size)?;
         self.lengthen(file, bytes)
     }
 
-    /// Cuts a file: whether there was space for that.
-    fn set_len(&mut self, mine: &mut [Place], file: usize, size: u64) -> Result<bool> {
+    /// Cuts a file. Returns whether there was space for that.
+    fn set_len(&mut self, mine: &mut [SectorHistory], file: usize, size: u64) -> Result<bool> {
         let known = &self.site.known;
         let (done, span) =
             self.span(format!("cut {} to {size}", KNOWN[file]), |_| known[file].next().set_len(size));
@@ -409,7 +416,7 @@ impl Worker<'_> {
 
     fn lengthen(&mut self, file: usize, bytes: u64) -> Result<()> {
         let known = &self.site.known;
-        // The end of a file needs space at most for a copy of its last block.
+        // Cutting needs space at most for a copy of the last block.
         loop {
             let (done, span) = self
                 .span(format!("lengthen {} to {bytes}", KNOWN[file]), |_| known[file].next().set_len(bytes));
@@ -421,13 +428,13 @@ impl Worker<'_> {
         }
     }
 
-    /// Gives back what common files have.
+    /// Frees the space of the common files.
     fn make_room(&self) -> Result<()> {
         Ok(self.site.common.iter().try_for_each(|file| file.next().set_len(0))?)
     }
 
-    /// Takes some blocks out of a file, and puts as many in elsewhere.
-    fn shift(&mut self, mine: &mut [Place], file: usize) -> Result<()> {
+    /// Cuts some blocks out of a file, and inserts as many elsewhere.
+    fn shift(&mut self, mine: &mut [SectorHistory], file: usize) -> Result<()> {
         let per_block = self.site.block as usize / SECTOR;
         let blocks = mine.len() / per_block;
         let len = self.rng.usize(1..=(blocks / 4).max(1));
@@ -462,7 +469,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    // To the files that all change all the time.
+    // Operations on the files that all threads change all the time.
 
     fn common(&mut self) -> Result<()> {
         let site = self.site;
@@ -470,7 +477,7 @@ impl Worker<'_> {
         let (one, two) = (site.common[file].next(), site.common[other].next());
         match self.common_call(one, two).map_err(|error| (error.kind(), error)) {
             Ok(()) => {}
-            // The file is not as long as it was a moment ago; or a range was to be shared with itself.
+            // The file is shorter than a moment ago, or a range was to be shared with itself.
             Err((ErrorKind::InvalidInput | ErrorKind::NotAllocated | ErrorKind::TooLarge, _)) => {}
             Err((ErrorKind::NoSpace, _)) if self.tight => {}
             Err((_, error)) => {

@@ -1,4 +1,4 @@
-//! Boots the virtual machine, waits for it, and takes what it has to say from its first disk.
+//! Boots the virtual machine, waits for it, and reads its report from its first disk.
 
 use super::guest::{BODY, MAGIC};
 use super::{DebianKernel, initramfs};
@@ -17,9 +17,9 @@ const REPORT_DISK: u64 = 1 << 30;
 /// A virtual machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine<'a> {
-    /// Its disks, behind the one for its report.
+    /// Its disks after the one for its report.
     pub disks: &'a [&'a Path],
-    /// Programs of this machine that it has too.
+    /// Additional programs of this machine that it gets.
     pub programs: &'a [&'a str],
     /// Arguments of its first process, which is this program.
     pub arguments: &'a str,
@@ -32,21 +32,21 @@ pub struct Machine<'a> {
 pub struct Boot<'a> {
     /// The volume.
     pub image: &'a Path,
-    /// With what to fill it; `None`: it is only described.
+    /// What to fill it with. `None`: only describe it.
     pub fill: Option<Sizes>,
     /// How long the machine may take.
     pub limit: Duration,
 }
 
-/// Boots `kernel` with the volume as its only disk; fills the volume if asked to. Returns what that kernel
-/// sees in it. `scratch` is a folder for what the machine needs meanwhile.
+/// Boots `kernel` with the volume as its only disk, and fills the volume if requested. Returns what that kernel sees in
+/// it. `scratch` is a folder for what the machine needs meanwhile.
 pub fn run_guest(kernel: &DebianKernel, boot: &Boot<'_>, scratch: &Path) -> Result<Vec<Record>> {
     let machine =
         Machine { disks: &[boot.image], programs: &[], arguments: &arguments(boot.fill), limit: boot.limit };
     record::read(&mut &run_machine(kernel, &machine, scratch)?[..])
 }
 
-/// Boots a machine with `kernel`, and returns what it reported.
+/// Boots a machine with `kernel` and returns its report.
 pub fn run_machine(kernel: &DebianKernel, machine: &Machine<'_>, scratch: &Path) -> Result<Vec<u8>> {
     let initrd = scratch.join("initramfs");
     let modules = kernel.modules(&["virtio_pci", "virtio_blk", "xfs"])?;

@@ -1,7 +1,7 @@
-//! What runs inside the virtual machine, as its first process.
+//! What runs inside the virtual machine as its first process.
 //!
-//! Invariant: the first disk begins with [`MAGIC`] and a length only if all went well; whatever happens, the
-//! machine powers off.
+//! Invariant: the first disk begins with [`MAGIC`] and a length only if all went well. Whatever happens, the machine
+//! powers off.
 
 use super::initramfs::MODULES;
 use crate::fill::{self, Sizes};
@@ -15,8 +15,8 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// First bytes of the first disk when it holds a report. Its length follows, as 8 bytes little-endian; the
-/// report begins at [`BODY`].
+/// First bytes of the first disk if it has a report. Its length follows, as 8 bytes little-endian. The report begins at
+/// [`BODY`].
 pub(super) const MAGIC: &[u8; 8] = b"reported";
 /// Where the report begins.
 pub(super) const BODY: u64 = 4096;
@@ -57,8 +57,8 @@ pub fn disk(nth: u8) -> PathBuf {
     PathBuf::from(format!("/dev/vd{}", char::from(b'b' + nth)))
 }
 
-/// Does `work` in a machine that is ready for it, keeps what it wrote as the report, and ends the machine. Never
-/// returns when this is the first process.
+/// Does `work` in a machine that is ready for it, stores its output as the report, and ends the machine. Never returns
+/// if this is the first process.
 pub fn as_first_process(work: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<bool> {
     anyhow::ensure!(std::process::id() == 1, "only the first process of a virtual machine may do this");
     if let Err(error) = set_out().and_then(|()| report(work)) {

@@ -1,4 +1,4 @@
-//! The root of the virtual machine: this program as `init`, other programs, the libraries that they need, and modules.
+//! The root of the virtual machine: this program as `init`, other programs, their libraries, and modules.
 
 use crate::command::output;
 use anyhow::{Context, Result};
@@ -9,12 +9,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where modules lie in it; their names sort in the order of loading.
+/// Where modules lie in it. Their names sort in loading order.
 pub(super) const MODULES: &str = "/modules";
 
-/// Where its other programs lie: one of the places where programs are looked for when nothing else is said.
+/// Where its other programs lie: in the default search path.
 const PROGRAMS: &str = "/bin";
-/// Where they are taken from.
+/// Where they are copied from.
 const PLACES: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// Writes an archive that the kernel unpacks as its root.
@@ -43,7 +43,7 @@ pub(super) fn write(out: &mut dyn Write, programs: &[&str], modules: &[PathBuf])
     Ok(())
 }
 
-/// The dynamic linker and every library that `program` is linked with.
+/// The dynamic linker and all libraries of `program`.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let text = output(Command::new("ldd").arg(program))?;
     let words = text.split_whitespace().filter(|word| word.starts_with('/'));

@@ -30,7 +30,7 @@ impl DebianKernel {
         }
     }
 
-    /// Where it is kept when nothing else is said: beside the program, so that a clean build starts over.
+    /// Its default folder: beside the program, so that a clean build starts over.
     pub fn default_dir() -> Result<PathBuf> {
         let program = std::env::current_exe()?;
         let target = program.parent().and_then(Path::parent).context("where the program lies")?;
@@ -41,7 +41,7 @@ impl DebianKernel {
         fs::create_dir_all(dir)?;
         let package = match current_package() {
             Ok(package) => package,
-            // A machine whose package lists were never fetched, or were removed, as in containers.
+            // The package lists were never fetched, or were removed, as in containers.
             Err(_) => {
                 run(Command::new("apt-get").args(["-q", "update"]))?;
                 current_package()?

@@ -1,7 +1,7 @@
 //! Leaves of an attribute fork: a table sorted by hash that grows from the front, names and values from the back.
 //!
 //! Invariants of an [`AttrLeaf`] that passed [`INDEX`]: the table ends before the names begin; every entry's name
-//! (and value, where it lies beside it) is in the block behind `first_used`; hashes ascend.
+//! (and value, where it lies beside it) is in the block after `first_used`; hashes ascend.
 
 use super::{AttrFlags, AttrValue, VALUE_MAX, is_valid_name};
 use crate::da::{DaHeader, Node, block_magic, check_hash_order, check_index_identity};

@@ -1,7 +1,7 @@
 //! Changes to a v5 attribute leaf: entries in and out, and leaves made anew.
 //!
-//! What the header says of free space is never believed: each change works out from the entries what is in use, and
-//! writes down what is true afterwards. So a change to a damaged leaf overwrites nothing that an entry points to.
+//! The header's account of free space is never trusted: each change works out from the entries what is in use, and
+//! writes the header anew. So a change to a damaged leaf overwrites nothing that an entry points to.
 //!
 //! Invariants of a leaf that was changed or made here: names and values do not overlap and are aligned to 4 bytes;
 //! `used_bytes` is their sum and `first_used` the first of them; the free map names the gap behind the table and the
@@ -11,7 +11,8 @@ use super::leaf::{
     AttrLeaf, AttrLeafEntry, Counts, FreeMap, LEAF_MAGIC_V5, LocalName, NAME, RemoteName, header_len,
 };
 use super::{AttrFlags, AttrValue};
-use crate::da::{BlockIdentity, DaHeader, init_index_block};
+use crate::da::{DaHeader, format_header};
+use crate::edit::{ByteEdit, Image, Stamp};
 use crate::error::FormatError;
 use std::borrow::Cow;
 use std::mem::size_of;
@@ -66,14 +67,16 @@ impl<'a> LeafItem<'a> {
         Some(LeafItem { hash, flags: flags.bits(), place: place.into() })
     }
 
+    /// Its entry in the table, if its bytes lie at `at`.
+    fn entry(&self, at: usize) -> Result<AttrLeafEntry, FormatError> {
+        let name_index = u16::try_from(at).map_err(|_| FormatError::value(NAME, "name index", at as u64))?;
+        let (hash, name_index) = (self.hash.into(), name_index.into());
+        Ok(AttrLeafEntry { hash, name_index, flags: self.flags, pad: 0 })
+    }
+
     /// Bytes of a leaf that it takes, with its entry in the table.
     pub fn cost(&self) -> usize {
         self.place.len() + ENTRY
-    }
-
-    /// The same, with bytes of its own.
-    pub fn into_owned(self) -> LeafItem<'static> {
-        LeafItem { hash: self.hash, flags: self.flags, place: self.place.into_owned().into() }
     }
 }
 
@@ -97,35 +100,43 @@ pub fn leaf_items<'a>(leaf: &AttrLeaf<'a>) -> Result<Vec<LeafItem<'a>>, FormatEr
     leaf.entries.iter().map(item).collect()
 }
 
-/// Makes a leaf without siblings.
-pub fn init_leaf(bytes: &mut [u8], id: &BlockIdentity, items: &[LeafItem<'_>]) -> Result<(), FormatError> {
-    init_index_block(bytes, LEAF_MAGIC_V5, id)?;
-    write_leaf(bytes, items)
+/// Bytes of a leaf that its items take.
+pub fn leaf_cost(leaf: &AttrLeaf<'_>) -> Result<usize, FormatError> {
+    leaf.entries.iter().map(|entry| Ok(extent(leaf, entry)?.len() + ENTRY)).sum()
+}
+
+/// Initialises a v5 leaf without siblings in a block of zeroes.
+pub fn format_leaf(image: &mut Image, stamp: &Stamp, items: &[LeafItem<'_>]) -> Result<(), FormatError> {
+    format_header(&mut image.edit(), LEAF_MAGIC_V5, stamp)?;
+    write_leaf(image, items)
 }
 
 /// Writes items into a leaf whose header is there, in place of all that it held. They must fit, in order.
-pub fn write_leaf(bytes: &mut [u8], items: &[LeafItem<'_>]) -> Result<(), FormatError> {
+pub fn write_leaf(image: &mut Image, items: &[LeafItem<'_>]) -> Result<(), FormatError> {
+    let mut patch = image.edit();
     let cost: usize = items.iter().map(LeafItem::cost).sum();
-    let room = leaf_room(bytes.len());
+    let room = leaf_room(patch.bytes().len());
     if cost > room {
         return Err(FormatError::mismatch(NAME, "used bytes", cost as u64, room as u64));
     }
-    let mut end = bytes.len();
-    bytes.get_mut(HEADER..).unwrap_or_default().fill(0);
-    for (nth, item) in items.iter().enumerate() {
+    let mut body = vec![0; room];
+    let (mut at, mut end) = (0, room);
+    for item in items {
         end -= item.place.len();
-        put(bytes, nth, item, end)?;
+        body[end..end + item.place.len()].copy_from_slice(&item.place);
+        body[at..at + ENTRY].copy_from_slice(item.entry(HEADER + end)?.as_bytes());
+        at += ENTRY;
     }
-    finish(bytes, items.len())
+    patch.put_changes(HEADER, &body)?;
+    finish(&mut patch, items.len())
 }
 
-/// Puts an item at `index` of the table. `false`, and nothing is changed, if there is no room, however it is made.
-pub fn insert_item(bytes: &mut [u8], index: usize, item: &LeafItem<'_>) -> Result<bool, FormatError> {
-    let leaf = AttrLeaf::parse(bytes, true)?;
+/// Puts an item behind those with smaller hashes. `false`, and nothing is changed, if there is no room even after
+/// compaction.
+pub fn insert_item(image: &mut Image, item: &LeafItem<'_>) -> Result<bool, FormatError> {
+    let leaf = AttrLeaf::parse(image.bytes(), true)?;
+    let index = leaf.entries.partition_point(|entry| entry.hash.get() < item.hash);
     let count = leaf.entries.len();
-    if index > count {
-        return Err(FormatError::mismatch(NAME, "entry count", count as u64, index as u64));
-    }
     let regions = Usage::of(&leaf)?.free();
     let free: usize = regions.iter().map(Range::len).sum();
     if free < item.cost() {
@@ -133,33 +144,35 @@ pub fn insert_item(bytes: &mut [u8], index: usize, item: &LeafItem<'_>) -> Resul
     }
     let table_end = HEADER + count * ENTRY;
     let Some(at) = choose(&regions, table_end, item.place.len()) else {
-        let bytes_before = bytes.to_vec();
-        let leaf = AttrLeaf::parse(&bytes_before, true)?;
-        let mut items = leaf_items(&leaf)?;
+        let before = image.clone();
+        let mut items = leaf_items(&AttrLeaf::parse(before.bytes(), true)?)?;
         items.insert(index, item.clone());
-        write_leaf(bytes, &items)?;
+        write_leaf(image, &items)?;
         return Ok(true);
     };
+    let mut patch = image.edit();
     let from = HEADER + index * ENTRY;
-    bytes.copy_within(from..table_end, from + ENTRY);
-    put(bytes, index, item, at)?;
-    finish(bytes, count + 1)?;
+    patch.shift(from..table_end, from + ENTRY)?;
+    patch.put(from, item.entry(at)?.as_bytes())?;
+    patch.put(at, &item.place)?;
+    finish(&mut patch, count + 1)?;
     Ok(true)
 }
 
 /// Takes the item at `index` of the table out.
-pub fn remove_item(bytes: &mut [u8], index: usize) -> Result<(), FormatError> {
-    let leaf = AttrLeaf::parse(bytes, true)?;
+pub fn remove_item(image: &mut Image, index: usize) -> Result<(), FormatError> {
+    let leaf = AttrLeaf::parse(image.bytes(), true)?;
     let count = leaf.entries.len();
-    Usage::of(&leaf)?; // nobody else's bytes are zeroed
+    Usage::of(&leaf)?; // no other item's bytes are zeroed
     let entry = leaf.entries.get(index);
     let entry = entry.ok_or(FormatError::mismatch(NAME, "entry count", count as u64, index as u64))?;
     let place = extent(&leaf, entry)?;
-    bytes.get_mut(place).unwrap_or_default().fill(0);
+    let mut patch = image.edit();
+    patch.clear(place)?;
     let (from, end) = (HEADER + index * ENTRY, HEADER + count * ENTRY);
-    bytes.copy_within(from + ENTRY..end, from);
-    bytes.get_mut(end - ENTRY..end).unwrap_or_default().fill(0);
-    finish(bytes, count - 1)
+    patch.shift(from + ENTRY..end, from)?;
+    patch.clear(end - ENTRY..end)?;
+    finish(&mut patch, count - 1)
 }
 
 /// Where a name of `len` bytes goes: the smallest hole that holds it, else the end of the gap behind the table,
@@ -175,53 +188,41 @@ fn choose(regions: &[Range<usize>], table_end: usize, len: usize) -> Option<usiz
     Some(region.end - len)
 }
 
-/// Writes an item's bytes at `at` and its entry into slot `index`.
-fn put(bytes: &mut [u8], index: usize, item: &LeafItem<'_>, at: usize) -> Result<(), FormatError> {
-    let outside = || FormatError::value(NAME, "name index", at as u64);
-    let name_index = u16::try_from(at).map_err(|_| outside())?.into();
-    let entry = AttrLeafEntry { hash: item.hash.into(), name_index, flags: item.flags, pad: 0 };
-    let slot = bytes.get_mut(HEADER + index * ENTRY..).ok_or_else(outside)?;
-    entry.write_to_prefix(slot).map_err(|_| outside())?;
-    let place = bytes.get_mut(at..at + item.place.len()).ok_or_else(outside)?;
-    place.copy_from_slice(&item.place);
-    Ok(())
-}
-
-/// Writes what is true of a leaf of `count` entries into its header.
-fn finish(bytes: &mut [u8], count: usize) -> Result<(), FormatError> {
-    let size = FormatError::value(NAME, "size", bytes.len() as u64);
+/// Writes the header of a leaf of `count` entries.
+fn finish(patch: &mut ByteEdit<'_>, count: usize) -> Result<(), FormatError> {
+    let len = patch.bytes().len();
+    let size = FormatError::value(NAME, "size", len as u64);
     let narrow = |value: usize| u16::try_from(value).map_err(|_| size.clone());
-    // All that `parse` needs to give out the entries.
+    // All that `parse` needs to find the entries.
     let mut counts = Counts::new_zeroed();
     counts.count = narrow(count)?.into();
     let table_end = HEADER + count * ENTRY;
     counts.first_used = narrow(table_end)?.into();
-    write_counts(bytes, &counts)?;
-    let leaf = AttrLeaf::parse(bytes, true)?;
+    write_counts(patch, &counts)?;
+    let leaf = AttrLeaf::parse(patch.bytes(), true)?;
     let usage = Usage::of(&leaf)?;
     counts.used_bytes = narrow(usage.used)?.into();
-    // Where nothing is used, that is the end of the block; the largest block's does not fit and is stored as 0.
+    // In an empty leaf that is the end of the block. For the largest block it does not fit, and is stored as 0.
     counts.first_used = u16::try_from(usage.first).unwrap_or(0).into();
     let mut regions = usage.free();
     let others = usize::from(regions.first().is_some_and(|gap| gap.start == table_end));
     regions.get_mut(others..).unwrap_or_default().sort_by_key(|region| std::cmp::Reverse(region.len()));
-    // Kernels that merge leaves move names below `first_used` without a look, unless this says that they are not in one
-    // piece up to the end of the block.
-    counts.holes = (usage.first + usage.used != bytes.len()).into();
+    // Kernels that merge leaves assume that names fill the block from `first_used` to its end, unless this says that
+    // there are holes.
+    counts.holes = (usage.first + usage.used != len).into();
     for (map, region) in counts.free_map.iter_mut().zip(&regions) {
         *map = FreeMap { base: narrow(region.start)?.into(), size: narrow(region.len())?.into() };
     }
-    write_counts(bytes, &counts)
+    write_counts(patch, &counts)
 }
 
-fn write_counts(bytes: &mut [u8], counts: &Counts) -> Result<(), FormatError> {
-    let size = bytes.len() as u64;
-    let head = bytes.get_mut(DaHeader::len(true)..HEADER).ok_or(FormatError::value(NAME, "size", size))?;
-    head.fill(0);
-    counts.write_to_prefix(head).map_err(|_| FormatError::value(NAME, "size", size))
+fn write_counts(patch: &mut ByteEdit<'_>, counts: &Counts) -> Result<(), FormatError> {
+    let (from, pad) = (DaHeader::len(true), DaHeader::len(true) + size_of::<Counts>());
+    patch.put(from, counts.as_bytes())?;
+    patch.clear(pad..HEADER)
 }
 
-/// Where name and value (or its place) of an entry lie, with what fills them up.
+/// The bytes of an entry's name and value (or its place), padding included.
 fn extent(leaf: &AttrLeaf<'_>, entry: &AttrLeafEntry) -> Result<Range<usize>, FormatError> {
     let attr = leaf.attr(entry)?;
     let head = match attr.value {
@@ -312,18 +313,24 @@ mod tests {
     use crate::types::{DiskAddr, FileBlock, InodeNumber, Uuid};
     use crate::verify::VerifyContext;
 
-    const ID: BlockIdentity =
-        BlockIdentity { daddr: DiskAddr(64), owner: InodeNumber(131), meta_uuid: Uuid([3; 16]) };
+    const STAMP: Stamp =
+        Stamp { v5: true, daddr: DiskAddr(64), owner: InodeNumber(131), meta_uuid: Uuid([3; 16]) };
+
+    fn new_leaf(len: usize, items: &[LeafItem<'_>]) -> Image {
+        let mut image = Image::new(NAME, vec![0; len]);
+        format_leaf(&mut image, &STAMP, items).unwrap();
+        image
+    }
 
     fn sound(bytes: &[u8]) -> AttrLeaf<'_> {
         let mut sealed = bytes.to_vec();
         crate::checksum::store(&mut sealed, 12);
-        let context = VerifyContext { v5: true, meta_uuid: ID.meta_uuid, daddr: ID.daddr };
+        let context = VerifyContext { v5: true, meta_uuid: STAMP.meta_uuid, daddr: STAMP.daddr };
         (super::super::INDEX.check)(&sealed, &context).unwrap();
         AttrLeaf::parse(bytes, true).unwrap()
     }
 
-    /// What the header says of free space, against what is so.
+    /// Compares the header's account of free space with the entries.
     fn check_header(bytes: &[u8]) {
         let leaf = sound(bytes);
         let usage = Usage::of(&leaf).unwrap();
@@ -348,28 +355,28 @@ mod tests {
     fn random_history(seed: u64, len: usize) {
         println!("seed {seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut bytes = vec![0; len];
-        init_leaf(&mut bytes, &ID, &[]).unwrap();
+        let mut image = new_leaf(len, &[]);
         let mut model: Vec<(u32, Vec<u8>, Vec<u8>)> = Vec::new();
         let (mut refused, mut compactions) = (0, 0);
         for step in 0..2000 {
-            // The leaf fills up and empties in turns, so that whatever the seed, it is full some of the time.
+            // The leaf fills up and empties in turns, so it is full some of the time with any seed.
             let filling = step / 200 % 2 == 0;
             let add = rng.u32(0..100) < if filling { 75 } else { 35 };
+            let before = image.bytes().to_vec();
             if add {
                 let name: Vec<u8> = (0..rng.usize(1..40)).map(|_| rng.u8(1..)).collect();
                 let value: Vec<u8> = (0..rng.usize(0..len / 20)).map(|_| rng.u8(..)).collect();
                 let hash = name_hash(&name);
                 let item = LeafItem::new(hash, AttrFlags::empty(), &name, AttrValue::Inline(&value)).unwrap();
                 let index = model.partition_point(|(other, ..)| *other < hash);
-                let cost: usize =
-                    sound(&bytes).entries.len() * ENTRY + Usage::of(&sound(&bytes)).unwrap().used;
+                let cost: usize = sound(image.bytes()).entries.len() * ENTRY
+                    + Usage::of(&sound(image.bytes())).unwrap().used;
                 let fits = cost + item.cost() <= leaf_room(len);
-                let regions = Usage::of(&sound(&bytes)).unwrap().free();
+                let regions = Usage::of(&sound(image.bytes())).unwrap().free();
                 let table_end = HEADER + model.len() * ENTRY;
                 let compaction = fits && choose(&regions, table_end, item.place.len()).is_none();
                 compactions += u32::from(compaction);
-                assert_eq!(insert_item(&mut bytes, index, &item).unwrap(), fits);
+                assert_eq!(insert_item(&mut image, &item).unwrap(), fits);
                 if fits {
                     model.insert(index, (hash, name, value));
                 } else {
@@ -378,10 +385,15 @@ mod tests {
             } else if !model.is_empty() {
                 let index = rng.usize(0..model.len());
                 model.remove(index);
-                remove_item(&mut bytes, index).unwrap();
+                remove_item(&mut image, index).unwrap();
             }
-            check_header(&bytes);
-            let leaf = sound(&bytes);
+            let (bytes, changed) = image.into_parts();
+            let known =
+                |at: usize| before[at] == bytes[at] || changed.iter().any(|range| range.contains(&at));
+            assert!((0..len).all(known), "bytes changed outside {changed:?}");
+            image = Image::new(NAME, bytes);
+            check_header(image.bytes());
+            let leaf = sound(image.bytes());
             assert_eq!(leaf.entries.len(), model.len());
             for (entry, (hash, name, value)) in leaf.entries.iter().zip(&model) {
                 let attr = leaf.attr(entry).unwrap();
@@ -401,11 +413,10 @@ mod tests {
 
     #[test]
     fn remote_values_and_namespaces_are_kept() {
-        let mut bytes = vec![0; 1024];
         let value = AttrValue::Remote { block: FileBlock(7), len: 65_536 };
         let item = LeafItem::new(1, AttrFlags::SECURE, b"name", value).unwrap();
-        init_leaf(&mut bytes, &ID, std::slice::from_ref(&item)).unwrap();
-        let leaf = sound(&bytes);
+        let image = new_leaf(1024, std::slice::from_ref(&item));
+        let leaf = sound(image.bytes());
         let attr = leaf.attr(&leaf.entries[0]).unwrap();
         assert_eq!((attr.flags, attr.name, attr.value), (AttrFlags::SECURE, &b"name"[..], value));
         assert_eq!(leaf_items(&leaf).unwrap(), [item]);
@@ -414,25 +425,23 @@ mod tests {
 
     #[test]
     fn the_empty_leaf_of_the_largest_block() {
-        let mut bytes = vec![0; 65536];
-        init_leaf(&mut bytes, &ID, &[]).unwrap();
-        check_header(&bytes);
-        assert_eq!(sound(&bytes).first_used, 65536);
+        let image = new_leaf(65536, &[]);
+        check_header(image.bytes());
+        assert_eq!(sound(image.bytes()).first_used, 65536);
     }
 
     #[test]
     fn names_that_share_bytes_are_not_changed() {
-        let mut bytes = vec![0; 1024];
         let item =
             |hash| LeafItem::new(hash, AttrFlags::empty(), b"name", AttrValue::Inline(b"value")).unwrap();
-        init_leaf(&mut bytes, &ID, &[item(1), item(2)]).unwrap();
+        let mut bytes = new_leaf(1024, &[item(1), item(2)]).bytes().to_vec();
         // Both entries point to the same name.
         let index: [u8; 2] = *bytes[HEADER + 4..].first_chunk().unwrap();
         bytes[HEADER + ENTRY + 4..][..2].copy_from_slice(&index);
-        let before = bytes.clone();
-        assert_eq!(insert_item(&mut bytes, 0, &item(0)).unwrap_err().check, "overlap of names");
-        assert_eq!(remove_item(&mut bytes, 0).unwrap_err().check, "overlap of names");
-        assert_eq!(bytes, before);
+        let mut image = Image::new(NAME, bytes.clone());
+        assert_eq!(insert_item(&mut image, &item(0)).unwrap_err().check, "overlap of names");
+        assert_eq!(remove_item(&mut image, 0).unwrap_err().check, "overlap of names");
+        assert_eq!(image.bytes(), bytes);
     }
 
     #[test]

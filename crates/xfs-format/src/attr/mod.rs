@@ -10,7 +10,7 @@ mod short;
 
 pub use leaf::{AttrLeaf, AttrLeafEntry, INDEX, LEAF_MAGIC_V4, LEAF_MAGIC_V5, LeafAttr};
 pub use leaf_edit::{
-    LeafItem, init_leaf, insert_item, is_local, leaf_items, leaf_room, remove_item, write_leaf,
+    LeafItem, format_leaf, insert_item, is_local, leaf_cost, leaf_items, leaf_room, remove_item, write_leaf,
 };
 pub use parent::{ParentRecord, attr_hash};
 pub use remote::{RAW, REMOTE, REMOTE_MAGIC, RemoteBlock, remote_payload_len, write_remote_block};
@@ -37,13 +37,13 @@ bitflags::bitflags! {
         const SECURE = 1 << 2;
         /// A pointer to a parent directory.
         const PARENT = 1 << 3;
-        /// Being created or replaced: not to be seen (leaves only).
+        /// Being created or replaced: not visible yet (leaves only).
         const INCOMPLETE = 1 << 7;
     }
 }
 
 impl AttrFlags {
-    /// The flags that say the namespace. None of them: user attributes.
+    /// The flags for the namespace. If none is set, it is a user attribute.
     pub const NAMESPACES: Self = Self::ROOT.union(Self::SECURE).union(Self::PARENT);
 
     /// Checks flags from disk: only known ones, and one namespace at most.
@@ -89,7 +89,7 @@ impl AttrValue<'_> {
     }
 }
 
-/// Whether a name may stand in an attribute: 1 to 255 bytes and no NUL among them.
+/// Whether an attribute can have this name: 1 to 255 bytes without NUL.
 pub fn is_valid_name(name: &[u8]) -> bool {
     !name.is_empty() && name.len() <= NAME_MAX && !name.contains(&0)
 }

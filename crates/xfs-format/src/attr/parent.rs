@@ -12,7 +12,7 @@ use crate::types::InodeNumber;
 pub struct ParentRecord {
     /// The directory.
     pub dir: InodeNumber,
-    /// Which life of that inode number it is.
+    /// Its generation.
     pub generation: u32,
 }
 
@@ -37,7 +37,7 @@ impl ParentRecord {
     }
 }
 
-/// The hash that an attribute is filed under. `value`: of a parent pointer, its value.
+/// The hash that an attribute is filed under. `value`: the value of a parent pointer.
 pub fn attr_hash(flags: AttrFlags, name: &[u8], value: &[u8]) -> u32 {
     let hash = name_hash(name);
     match ParentRecord::parse(value).filter(|_| flags.contains(AttrFlags::PARENT)) {

@@ -5,7 +5,7 @@
 
 use super::VALUE_MAX;
 use crate::checksum;
-use crate::da::BlockIdentity;
+use crate::edit::Stamp;
 use crate::error::FormatError;
 use crate::types::{InodeNumber, Lsn};
 use crate::verify::{Verifier, VerifyContext, check_identity};
@@ -63,17 +63,18 @@ impl<'a> RemoteBlock<'a> {
 
 /// Makes a v5 block with the piece of a value that begins at `offset`, with its checksum: such blocks pass the journal
 /// by. `false` if the piece does not fit.
-pub fn write_remote_block(bytes: &mut [u8], id: &BlockIdentity, offset: u32, piece: &[u8]) -> bool {
-    // No log sequence number: the block is in no log.
-    write_piece(bytes, REMOTE_MAGIC, id, offset, piece, u64::MAX)
+pub fn write_remote_block(bytes: &mut [u8], stamp: &Stamp, offset: u32, piece: &[u8]) -> bool {
+    // No LSN: the block is never logged.
+    write_piece(bytes, REMOTE_MAGIC, stamp, offset, piece, u64::MAX)
         && checksum::store(bytes, offset_of!(PieceHeader, crc))
 }
 
-/// Makes a block with header and piece; `false` if the piece does not fit. The checksum stays open.
+/// Makes a block with header and piece; `false` if the piece does not fit. The checksum is not
+/// filled in.
 pub(crate) fn write_piece(
     bytes: &mut [u8],
     magic: u32,
-    id: &BlockIdentity,
+    stamp: &Stamp,
     offset: u32,
     piece: &[u8],
     lsn: u64,
@@ -89,9 +90,9 @@ pub(crate) fn write_piece(
         offset: offset.into(),
         bytes: len.into(),
         crc: 0.into(),
-        uuid: id.meta_uuid.0,
-        owner: id.owner.0.into(),
-        blkno: id.daddr.0.into(),
+        uuid: stamp.meta_uuid.0,
+        owner: stamp.owner.0.into(),
+        blkno: stamp.daddr.0.into(),
         lsn: lsn.into(),
     };
     header.write_to(head).is_ok()

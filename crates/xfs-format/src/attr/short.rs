@@ -6,12 +6,12 @@
 use super::{AttrFlags, is_valid_name};
 use crate::error::FormatError;
 
-/// As errors name this form.
+/// The name of this form in errors.
 pub const SHORT_ATTRS: &str = "short attributes";
 const HEADER_LEN: usize = 4;
 
-/// From so many bytes of name or value on, kernels put an attribute into a leaf, though the length fits into its byte here.
-/// What is longer is read all the same.
+/// With names or values from this length on, kernels put an attribute into a leaf, though the length would fit here.
+/// Longer ones are read all the same.
 const LONG: usize = 255;
 
 /// Attributes inside the inode.
@@ -39,7 +39,8 @@ impl ShortAttr<'_> {
         self.name.len() < LONG && self.value.len() < LONG
     }
 
-    /// What no flags inside an inode say: it is half set, or has its value elsewhere.
+    /// Flags that are never set inside an inode: the attribute is incomplete, or its value lies
+    /// elsewhere.
     pub fn check_flags(&self) -> Result<(), FormatError> {
         match self.flags.intersects(AttrFlags::LOCAL | AttrFlags::INCOMPLETE) {
             true => Err(FormatError::value(SHORT_ATTRS, "attribute flags", self.flags.bits().into())),
@@ -69,7 +70,7 @@ impl<'a> ShortAttrs<'a> {
     }
 }
 
-/// The short form of these attributes; `None` if it cannot hold them, in whatever inode.
+/// The short form of these attributes; `None` if they do not fit, whatever the inode's size.
 pub fn encode_short<'a>(attrs: impl IntoIterator<Item = ShortAttr<'a>>) -> Option<Vec<u8>> {
     let mut bytes = vec![0; HEADER_LEN];
     let mut count = 0u8;

@@ -4,7 +4,7 @@
 //! below a child.
 
 use super::{BlockInfo, BlockInfo3, DaHeader, NODE_MAGIC_V4, NODE_MAGIC_V5, Node, NodeEntry};
-use crate::edit::{Image, Patch, Stamp};
+use crate::edit::{ByteEdit, Image, Stamp};
 use crate::error::FormatError;
 use std::mem::{offset_of, size_of};
 use zerocopy::IntoBytes;
@@ -12,8 +12,8 @@ use zerocopy::IntoBytes;
 const ENTRY: usize = size_of::<NodeEntry>();
 const NAME: &str = "index node";
 
-/// Writes the header of a new index block without siblings. What lies behind it is the caller's.
-pub fn format_header(image: &mut Patch<'_>, magic: u16, stamp: &Stamp) -> Result<(), FormatError> {
+/// Writes the header of a new index block without siblings. The caller writes the rest.
+pub fn format_header(image: &mut ByteEdit<'_>, magic: u16, stamp: &Stamp) -> Result<(), FormatError> {
     let info = BlockInfo { forw: 0.into(), back: 0.into(), magic: magic.into(), pad: 0.into() };
     if !stamp.v5 {
         return image.put(0, info.as_bytes());
@@ -29,31 +29,31 @@ pub fn format_header(image: &mut Patch<'_>, magic: u16, stamp: &Stamp) -> Result
     image.put(0, head.as_bytes())
 }
 
-/// Turns an index block that was copied into one of its own place, without siblings.
-pub fn settle(image: &mut Patch<'_>, stamp: &Stamp) -> Result<(), FormatError> {
+/// Gives a copied index block its new place, without siblings.
+pub fn settle(image: &mut ByteEdit<'_>, stamp: &Stamp) -> Result<(), FormatError> {
     let header = DaHeader::parse(image.structure(), image.bytes(), stamp.v5)?;
     format_header(image, header.magic, stamp)
 }
 
 /// Changes the kind of an index block.
-pub fn set_magic(image: &mut Patch<'_>, magic: u16) -> Result<(), FormatError> {
+pub fn set_magic(image: &mut ByteEdit<'_>, magic: u16) -> Result<(), FormatError> {
     image.put(offset_of!(BlockInfo, magic), &magic.to_be_bytes())
 }
 
 /// Sets the next block of the same level; 0: none.
-pub fn set_forw(image: &mut Patch<'_>, forw: u32) -> Result<(), FormatError> {
+pub fn set_forw(image: &mut ByteEdit<'_>, forw: u32) -> Result<(), FormatError> {
     image.put(offset_of!(BlockInfo, forw), &forw.to_be_bytes())
 }
 
 /// Sets the previous block of the same level; 0: none.
-pub fn set_back(image: &mut Patch<'_>, back: u32) -> Result<(), FormatError> {
+pub fn set_back(image: &mut ByteEdit<'_>, back: u32) -> Result<(), FormatError> {
     image.put(offset_of!(BlockInfo, back), &back.to_be_bytes())
 }
 
 /// A node under change.
 #[derive(Debug)]
 pub struct NodeEdit<'a> {
-    image: Patch<'a>,
+    image: ByteEdit<'a>,
     v5: bool,
 }
 
@@ -91,7 +91,7 @@ impl<'a> NodeEdit<'a> {
         self.set_count(entries.len())
     }
 
-    /// Puts a child at `slot`; those from there on move up.
+    /// Inserts a child at `slot`. The later ones move up.
     pub fn insert(&mut self, slot: usize, entry: NodeEntry) -> Result<(), FormatError> {
         let count = self.count()?;
         if slot > count || count >= Self::capacity(self.image.bytes().len(), self.v5) {

@@ -1,8 +1,8 @@
 //! What directory and attribute index blocks share: the sibling header, the name hash, the interior nodes.
 //!
 //! Invariants:
-//! - A [`DaHeader`] that was parsed tells the size of the v4 or v5 header, so nobody else does arithmetic on it.
-//! - Hashes of a block that passed its verifier never descend, so that it can be searched by halves.
+//! - A [`DaHeader`] that was parsed tells the size of the v4 or v5 header, so no one else computes it.
+//! - Hashes of a block that passed its verifier never descend, so that binary search works.
 
 mod edit;
 mod hash;
@@ -13,7 +13,7 @@ pub use hash::{ascii_ci_fold, ascii_ci_hash, name_hash};
 pub use node::{NODE_MAX_LEVEL, Node, NodeEntry};
 
 use crate::error::FormatError;
-use crate::types::{DiskAddr, InodeNumber, Lsn, Uuid};
+use crate::types::{InodeNumber, Lsn};
 use crate::verify::{VerifyContext, check_identity};
 use std::mem::{offset_of, size_of};
 use zerocopy::byteorder::{big_endian, little_endian};
@@ -102,52 +102,6 @@ impl DaHeader {
 /// The magic of an index block, whatever its kind; `None` if there is no room for one.
 pub fn block_magic(bytes: &[u8]) -> Option<u16> {
     BlockInfo::ref_from_prefix(bytes).ok().map(|(info, _)| info.magic.get())
-}
-
-/// What a v5 block says of itself: where it lies and whose it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockIdentity {
-    /// The block's own address.
-    pub daddr: DiskAddr,
-    /// The inode that it belongs to.
-    pub owner: InodeNumber,
-    /// The UUID of the volume's metadata.
-    pub meta_uuid: Uuid,
-}
-
-/// Writes the header of a v5 index block without siblings. Checksum and LSN are for whoever writes it to the device.
-pub fn init_index_block(bytes: &mut [u8], magic: u16, id: &BlockIdentity) -> Result<(), FormatError> {
-    let head = header_mut(bytes)?;
-    *head = BlockInfo3 {
-        info: BlockInfo { forw: 0.into(), back: 0.into(), magic: magic.into(), pad: 0.into() },
-        crc: 0.into(),
-        blkno: id.daddr.0.into(),
-        lsn: 0.into(),
-        uuid: id.meta_uuid.0,
-        owner: id.owner.0.into(),
-    };
-    Ok(())
-}
-
-/// Sets the siblings of a v5 index block; 0: none.
-pub fn set_siblings(bytes: &mut [u8], forw: u32, back: u32) -> Result<(), FormatError> {
-    let head = header_mut(bytes)?;
-    head.info.forw.set(forw);
-    head.info.back.set(back);
-    Ok(())
-}
-
-/// Sets the own address of a v5 index block, as it moved.
-pub fn set_index_daddr(bytes: &mut [u8], daddr: DiskAddr) -> Result<(), FormatError> {
-    header_mut(bytes)?.blkno.set(daddr.0);
-    Ok(())
-}
-
-fn header_mut(bytes: &mut [u8]) -> Result<&mut BlockInfo3, FormatError> {
-    let size = bytes.len() as u64;
-    let (head, _) =
-        BlockInfo3::mut_from_prefix(bytes).map_err(|_| FormatError::value("index block", "size", size))?;
-    Ok(head)
 }
 
 /// Checks checksum, UUID, own address and LSN of an index block with the v5 header; v4 blocks have none of them.

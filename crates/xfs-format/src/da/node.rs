@@ -84,36 +84,17 @@ impl<'a> Node<'a> {
         Ok(Self { header, level, entries })
     }
 
-    /// The level of an index block, also of a node that lost its last child just now; 0 for a leaf.
+    /// The level of an index block: 0 for a leaf. A node that has just lost its last child is
+    /// allowed.
     pub fn level_of(bytes: &[u8], v5: bool) -> u16 {
         let is_node = super::block_magic(bytes).is_some_and(|magic| Self::is(magic, v5));
         let counts = bytes.get(DaHeader::len(v5)..).and_then(|body| Counts::ref_from_prefix(body).ok());
         counts.filter(|_| is_node).map_or(0, |(counts, _)| counts.level.get())
     }
 
-    /// The first child that may hold `hash`; `None` if every hash below is smaller.
-    pub fn child(&self, hash: u32) -> Option<&'a NodeEntry> {
-        self.entries.get(self.entries.partition_point(|entry| entry.hash.get() < hash))
-    }
-
-    /// How many children a v5 node in a block of `len` bytes can have.
-    pub const fn capacity(len: usize) -> usize {
-        len.saturating_sub(header_len(true)) / size_of::<NodeEntry>()
-    }
-
-    /// Writes level and children into a v5 node whose header is there. What lies behind them stays as it is.
-    pub fn write(bytes: &mut [u8], level: u16, entries: &[NodeEntry]) -> Result<(), FormatError> {
-        let limit = Self::capacity(bytes.len());
-        let count = || FormatError::mismatch(NAME, "entry count", entries.len() as u64, limit as u64);
-        let counts =
-            Counts { count: u16::try_from(entries.len()).map_err(|_| count())?.into(), level: level.into() };
-        let table = entries.as_bytes();
-        let head = bytes.get_mut(DaHeader::len(true)..header_len(true)).ok_or_else(count)?;
-        head.fill(0);
-        counts.write_to_prefix(head).map_err(|_| count())?;
-        let room = bytes.get_mut(header_len(true)..).and_then(|room| room.get_mut(..table.len()));
-        room.ok_or_else(count)?.copy_from_slice(table);
-        Ok(())
+    /// The first child that may hold `hash`; the count of children if every hash below is smaller.
+    pub fn slot(&self, hash: u32) -> usize {
+        self.entries.partition_point(|entry| entry.hash.get() < hash)
     }
 
     /// Everything that a verifier checks of a node.

@@ -1,4 +1,4 @@
-//! Data blocks of directories: entries and unused pieces, back to back. In block form (a directory of one block)
+//! Data blocks of directories: entries and unused pieces without gaps. In block form (a directory of one block)
 //! the hash index follows in the same block.
 //!
 //! Invariants of a block that passed [`DATA`] or [`DATA_FTYPE`]: the pieces walk exactly to the end of the data
@@ -85,7 +85,7 @@ pub(super) const fn bestfree_at(v5: bool) -> usize {
 pub enum DataKind {
     /// The whole directory is this block: the index lies behind the entries.
     Block,
-    /// One of many.
+    /// A data block of a larger directory.
     Data,
 }
 

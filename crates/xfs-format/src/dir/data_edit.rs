@@ -1,4 +1,4 @@
-//! Changing data blocks: entries come and go, and the space between them is kept track of.
+//! Changing data blocks: adds and removes entries, and tracks the space between them.
 //!
 //! Invariants, given a block that passed its verifier: the pieces walk exactly to the end of the data area; no two
 //! unused pieces are neighbours; the header names the three largest unused pieces, largest first.
@@ -10,7 +10,7 @@ use super::data::{
 use super::free_edit::put_header3;
 use super::leaf_edit::{ENTRY, nearest_stale, put_over_stale};
 use super::{DirFileType, LeafEntry, data_entry_len};
-use crate::edit::{Image, Patch, Stamp};
+use crate::edit::{ByteEdit, Image, Stamp};
 use crate::error::FormatError;
 use crate::types::InodeNumber;
 use std::mem::size_of;
@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 
 const NAME: &str = "directory data block";
 const TAIL: usize = size_of::<BlockTail>();
-/// No entry has more bytes: number, length, a name of 255 bytes, type, place, filled up to the alignment.
+/// The longest entry: number, length, a name of 255 bytes, type, tag, and padding.
 const ENTRY_MAX: usize = (8 + 1 + 255 + 1 + 2usize).next_multiple_of(ALIGN);
 
 /// A run of bytes in a data area.
@@ -28,11 +28,11 @@ struct Piece {
     len: usize,
 }
 
-/// The three largest of the unused pieces that were offered; of equal ones, those that came first.
+/// The bestfree table: the three largest unused pieces. Of equal ones, those that came first.
 #[derive(Default)]
-struct Largest([Piece; 3]);
+struct BestFreeTable([Piece; 3]);
 
-impl Largest {
+impl BestFreeTable {
     fn offer(&mut self, piece: Piece) {
         let mut piece = piece;
         for place in &mut self.0 {
@@ -63,7 +63,7 @@ pub struct NewDataEntry<'a> {
 /// A data block under change.
 #[derive(Debug)]
 pub struct DataEdit<'a> {
-    image: Patch<'a>,
+    image: ByteEdit<'a>,
     v5: bool,
     ftype: bool,
 }
@@ -98,12 +98,12 @@ impl<'a> DataEdit<'a> {
         Ok(self.view()?.largest_free()[0].1)
     }
 
-    /// What [`longest`](Self::longest) says of a data block of `len` bytes with nothing in it.
+    /// The result of [`longest`](Self::longest) for an empty data block of `len` bytes.
     pub const fn longest_when_empty(len: usize, v5: bool) -> usize {
         len.saturating_sub(data_start(v5))
     }
 
-    /// Puts an entry where there is room for it; where that is. `None`: there is no room.
+    /// Puts an entry where there is room, and gives its offset. `None`: there is no room.
     pub fn add(&mut self, entry: NewDataEntry<'_>) -> Result<Option<usize>, FormatError> {
         let need = entry_len(entry.name, self.ftype)?;
         let view = self.view()?;
@@ -154,7 +154,7 @@ impl<'a> DataEdit<'a> {
         self.release(Piece { offset, len })
     }
 
-    /// Has the entry at `offset` name another inode.
+    /// Sets the inode of the entry at `offset`.
     pub fn replace(
         &mut self,
         offset: usize,
@@ -185,7 +185,7 @@ impl<'a> DataEdit<'a> {
         self.resize(last, Piece { offset, len: left })
     }
 
-    /// Makes a block-form directory a data block: the index, which lies elsewhere now, gives its room back.
+    /// Makes a block-form directory a data block. The index lies elsewhere now, and its room becomes free.
     pub fn make_data(&mut self) -> Result<(), FormatError> {
         let start = self.index_start()?;
         self.put_magic(DataKind::Data)?;
@@ -228,7 +228,7 @@ impl<'a> DataEdit<'a> {
         self.put_tail(count, stale + 1)
     }
 
-    /// Squeezes the stale entries out of the index, for the data's good.
+    /// Removes the stale entries from the index, to make room for data.
     pub fn index_compact(&mut self) -> Result<(), FormatError> {
         let view = self.view()?;
         if view.stale() == 0 {
@@ -260,7 +260,7 @@ impl<'a> DataEdit<'a> {
         self.expect_unused(piece)?;
         let before = Piece { offset: piece.offset, len: want.offset - piece.offset };
         let behind = Piece { offset: want.end(), len: piece.end() - want.end() };
-        // What was taken becomes whole before anybody walks the pieces again: as an unused one for now.
+        // Until the entry is written, the piece is marked as unused, so that the block stays walkable.
         self.put_unused(want)?;
         for piece in [before, behind] {
             if piece.len > 0 {
@@ -303,13 +303,13 @@ impl<'a> DataEdit<'a> {
         }
     }
 
-    /// Brings the list of the largest unused pieces up to date: some are gone, some are new, as far as they have bytes.
-    /// `hidden` looks unused and is not.
+    /// Updates the bestfree table: some pieces are gone, and some are new, unless they are empty. `hidden` looks unused
+    /// and is not.
     fn retable(&mut self, gone: &[Piece], new: &[Piece], hidden: Option<Piece>) -> Result<(), FormatError> {
         let listed = self.view()?.largest_free();
-        // Pieces that are not in the list are no longer than the last of a full one.
+        // If the table is full, pieces that are not in it are no longer than its last.
         let floor = usize::from(listed[2].1);
-        let mut table = Largest::default();
+        let mut table = BestFreeTable::default();
         for (offset, len) in listed {
             let piece = Piece { offset: offset.into(), len: len.into() };
             if !gone.iter().any(|gone| gone.len > 0 && gone.offset == piece.offset) {
@@ -318,7 +318,7 @@ impl<'a> DataEdit<'a> {
         }
         new.iter().for_each(|piece| table.offer(*piece));
         if floor > 0 && table.0[2].len < floor {
-            table = Largest::default();
+            table = BestFreeTable::default();
             for item in self.view()?.items() {
                 if let DataItem::Unused { offset, len } = item? {
                     let piece = Piece { offset, len };
@@ -341,16 +341,16 @@ impl<'a> DataEdit<'a> {
         self.image.put(bestfree_at(self.v5), table.as_flattened())
     }
 
-    /// Writes the marks of an unused piece: at its start, and at its end.
+    /// Writes the tags of an unused piece, at its start and at its end.
     fn put_unused(&mut self, piece: Piece) -> Result<(), FormatError> {
-        let bad = FormatError::value(NAME, "length of unused space", piece.len as u64);
+        let bad = || FormatError::value(NAME, "length of unused space", piece.len as u64);
         if piece.len < ALIGN || !piece.len.is_multiple_of(ALIGN) || !piece.offset.is_multiple_of(ALIGN) {
-            return Err(bad);
+            return Err(bad());
         }
-        let len = u16::try_from(piece.len).map_err(|_| bad.clone())?;
-        let offset = u16::try_from(piece.offset).map_err(|_| bad)?;
-        self.image.put(piece.offset, &FREE_TAG.to_be_bytes())?;
-        self.image.put(piece.offset + 2, &len.to_be_bytes())?;
+        let len = u16::try_from(piece.len).map_err(|_| bad())?;
+        let offset = u16::try_from(piece.offset).map_err(|_| bad())?;
+        let head = u32::from(FREE_TAG) << 16 | u32::from(len);
+        self.image.put(piece.offset, &head.to_be_bytes())?;
         self.image.put(piece.end() - 2, &offset.to_be_bytes())
     }
 
@@ -396,7 +396,7 @@ mod tests {
     use super::*;
     use crate::types::{DiskAddr, Uuid};
 
-    /// The table must say exactly what a walk finds, and unused pieces must not touch.
+    /// The table must agree with a walk, and unused pieces must not adjoin.
     fn check(edit: &DataEdit<'_>) -> Vec<(usize, Vec<u8>)> {
         let view = edit.view().unwrap();
         let (mut unused, mut entries, mut touching) = (Vec::new(), Vec::new(), false);

@@ -55,7 +55,7 @@ pub struct FreeBlock<'a> {
     /// How many places of the table hold a data block's free space.
     pub used: u32,
     /// Largest free space of each data block; 0xffff: no such block.
-    pub bests: &'a [U16],
+    pub bestfree: &'a [U16],
 }
 
 impl<'a> FreeBlock<'a> {
@@ -76,12 +76,12 @@ impl<'a> FreeBlock<'a> {
         let valid = counts.nvalid.get();
         let bad = || FormatError::mismatch(NAME, "table size", valid.into(), room.len() as u64 / 2);
         let elems = usize::try_from(valid).map_err(|_| bad())?;
-        let bests = <[U16]>::ref_from_prefix_with_elems(room, elems).map_err(|_| bad())?.0;
+        let bestfree = <[U16]>::ref_from_prefix_with_elems(room, elems).map_err(|_| bad())?.0;
         let used = counts.nused.get();
         if used > valid {
             return Err(FormatError::mismatch(NAME, "used count", used.into(), valid.into()));
         }
-        Ok(Self { owner, first_db: counts.first_db.get(), used, bests })
+        Ok(Self { owner, first_db: counts.first_db.get(), used, bestfree })
     }
 }
 

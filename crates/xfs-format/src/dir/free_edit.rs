@@ -1,11 +1,11 @@
 //! Changing blocks of the free-space index.
 //!
-//! Invariants: a place behind the table's end means the same as one that holds 0xffff; the table ends in a place
+//! Invariants: a slot past the table's end means the same as one that holds 0xffff; the table ends in a place
 //! that is used; the used count says how many are.
 
 use super::free::{FREE_MAGIC_V4, FREE_MAGIC_V5, FreeBlock};
-use super::{BEST_NONE, BlockHeader3};
-use crate::edit::{Image, Patch, Stamp};
+use super::{BESTFREE_NONE, BlockHeader3};
+use crate::edit::{ByteEdit, Image, Stamp};
 use crate::error::FormatError;
 use std::mem::size_of;
 use zerocopy::IntoBytes;
@@ -15,7 +15,7 @@ const NAME: &str = "directory free block";
 /// A free block under change.
 #[derive(Debug)]
 pub struct FreeEdit<'a> {
-    image: Patch<'a>,
+    image: ByteEdit<'a>,
     v5: bool,
 }
 
@@ -50,43 +50,47 @@ impl<'a> FreeEdit<'a> {
         len.saturating_sub(header_len(v5)) / 2
     }
 
-    /// Sets the largest free space of the data block at `slot`; [`BEST_NONE`]: there is no such block.
+    /// Sets the largest free space of the data block at `slot`; [`BESTFREE_NONE`]: there is no such block.
     pub fn set(&mut self, slot: usize, best: u16) -> Result<(), FormatError> {
         let view = FreeBlock::parse(self.image.bytes(), self.v5)?;
-        let (valid, used) = (view.bests.len(), view.used);
+        let (valid, view_used) = (view.bestfree.len(), view.used);
+        let used = view_used;
         if slot >= Self::capacity(self.image.bytes().len(), self.v5) {
             return Err(FormatError::value(NAME, "place in the table", slot as u64));
         }
-        let old = view.bests.get(slot).map_or(BEST_NONE, |best| best.get());
-        let bad_used = FormatError::value(NAME, "used count", used.into());
+        let old = view.bestfree.get(slot).map_or(BESTFREE_NONE, |best| best.get());
+        let bad_used = || FormatError::value(NAME, "used count", used.into());
         let used = match (old, best) {
-            (BEST_NONE, BEST_NONE) => return Ok(()),
-            (BEST_NONE, _) => used.checked_add(1).ok_or(bad_used)?,
-            (_, BEST_NONE) => used.checked_sub(1).ok_or(bad_used)?,
+            (BESTFREE_NONE, BESTFREE_NONE) => return Ok(()),
+            (BESTFREE_NONE, _) => used.checked_add(1).ok_or_else(bad_used)?,
+            (_, BESTFREE_NONE) => used.checked_sub(1).ok_or_else(bad_used)?,
             _ => used,
         };
         let mut new_valid = valid.max(slot + 1);
-        if best == BEST_NONE && slot + 1 == valid {
-            let kept = view.bests.get(..slot).unwrap_or_default();
-            new_valid = kept.iter().rposition(|best| best.get() != BEST_NONE).map_or(0, |last| last + 1);
+        if best == BESTFREE_NONE && slot + 1 == valid {
+            let kept = view.bestfree.get(..slot).unwrap_or_default();
+            new_valid = kept.iter().rposition(|best| best.get() != BESTFREE_NONE).map_or(0, |last| last + 1);
         }
         for between in valid..slot {
-            self.put_best(between, BEST_NONE)?;
+            self.put_bestfree(between, BESTFREE_NONE)?;
         }
-        self.put_best(slot, best)?;
+        self.put_bestfree(slot, best)?;
+        if (new_valid, used) == (valid, view_used) {
+            return Ok(());
+        }
         let at = counts_at(self.v5);
         self.image.put(at + 4, &(new_valid as u32).to_be_bytes())?;
         self.image.put(at + 8, &used.to_be_bytes())
     }
 
-    fn put_best(&mut self, slot: usize, best: u16) -> Result<(), FormatError> {
+    fn put_bestfree(&mut self, slot: usize, best: u16) -> Result<(), FormatError> {
         self.image.put(header_len(self.v5) + 2 * slot, &best.to_be_bytes())
     }
 }
 
 /// Writes the header that data and free blocks share.
 pub(super) fn put_header3(
-    image: &mut Patch<'_>,
+    image: &mut ByteEdit<'_>,
     stamp: &Stamp,
     magic_v4: u32,
     magic_v5: u32,
@@ -112,7 +116,7 @@ mod tests {
 
     fn view(image: &Image, v5: bool) -> (u32, Vec<u16>) {
         let block = FreeBlock::parse(image.bytes(), v5).unwrap();
-        (block.used, block.bests.iter().map(|best| best.get()).collect())
+        (block.used, block.bestfree.iter().map(|best| best.get()).collect())
     }
 
     #[test]
@@ -124,11 +128,11 @@ mod tests {
             free.set(0, 10).unwrap();
             free.set(3, 20).unwrap();
             free.set(3, 30).unwrap();
-            assert_eq!(view(&image, v5), (2, vec![10, BEST_NONE, BEST_NONE, 30]));
-            FreeEdit::new(&mut image, v5).set(1, BEST_NONE).unwrap();
-            FreeEdit::new(&mut image, v5).set(3, BEST_NONE).unwrap();
+            assert_eq!(view(&image, v5), (2, vec![10, BESTFREE_NONE, BESTFREE_NONE, 30]));
+            FreeEdit::new(&mut image, v5).set(1, BESTFREE_NONE).unwrap();
+            FreeEdit::new(&mut image, v5).set(3, BESTFREE_NONE).unwrap();
             assert_eq!(view(&image, v5), (1, vec![10]));
-            FreeEdit::new(&mut image, v5).set(0, BEST_NONE).unwrap();
+            FreeEdit::new(&mut image, v5).set(0, BESTFREE_NONE).unwrap();
             assert_eq!(view(&image, v5), (0, vec![]));
             let capacity = FreeEdit::capacity(512, v5);
             FreeEdit::new(&mut image, v5).set(capacity - 1, 8).unwrap();

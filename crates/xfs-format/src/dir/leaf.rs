@@ -95,7 +95,7 @@ pub struct Leaf<'a> {
     /// The entries, ascending by hash.
     pub entries: &'a [LeafEntry],
     /// The largest free space of each data block (single leaves; 0xffff: no such block).
-    pub bests: &'a [U16],
+    pub bestfree: &'a [U16],
 }
 
 impl<'a> Leaf<'a> {
@@ -108,20 +108,20 @@ impl<'a> Leaf<'a> {
         let body = bytes.get(DaHeader::len(v5)..).ok_or_else(size)?;
         let counts = Counts::ref_from_prefix(body).map_err(|_| size())?.0;
         let mut room = bytes.get(header_len(v5)..).ok_or_else(size)?;
-        let mut bests: &[U16] = &[];
+        let mut bestfree: &[U16] = &[];
         if kind == LeafKind::Single {
             let (rest, bests_len) = U32::read_from_suffix(room).map_err(|_| size())?;
             let count = bests_len.get();
             let bad = || FormatError::mismatch(NAME, "table size", count.into(), rest.len() as u64 / 2);
             let elems = usize::try_from(count).map_err(|_| bad())?;
-            (room, bests) = <[U16]>::ref_from_suffix_with_elems(rest, elems).map_err(|_| bad())?;
+            (room, bestfree) = <[U16]>::ref_from_suffix_with_elems(rest, elems).map_err(|_| bad())?;
         }
         let count = counts.count.get();
         let limit = (room.len() / size_of::<LeafEntry>()) as u64;
         let entries = <[LeafEntry]>::ref_from_prefix_with_elems(room, count.into())
             .map_err(|_| FormatError::mismatch(NAME, "entry count", count.into(), limit))?
             .0;
-        Ok(Self { header, kind, stale: counts.stale.get(), entries, bests })
+        Ok(Self { header, kind, stale: counts.stale.get(), entries, bestfree })
     }
 
     /// The entries from the first whose hash is not below `hash`.

@@ -7,7 +7,7 @@ use super::leaf::{
     LEAF1_MAGIC_V4, LEAF1_MAGIC_V5, LEAFN_MAGIC_V4, LEAFN_MAGIC_V5, Leaf, LeafEntry, LeafKind, header_len,
 };
 use crate::da::{DaHeader, format_header, set_magic};
-use crate::edit::{Image, Patch, Stamp};
+use crate::edit::{ByteEdit, Image, Stamp};
 use crate::error::FormatError;
 use std::mem::size_of;
 use zerocopy::IntoBytes;
@@ -17,8 +17,8 @@ const NAME: &str = "directory leaf block";
 pub(super) const ENTRY: usize = size_of::<LeafEntry>();
 /// Bytes of the count at the end of a single leaf.
 const TAIL: usize = 4;
-/// What the table of free space says of a data block that does not exist.
-pub const BEST_NONE: u16 = 0xffff;
+/// The value in the bestfree table for a data block that does not exist.
+pub const BESTFREE_NONE: u16 = 0xffff;
 
 impl LeafEntry {
     /// An entry.
@@ -42,7 +42,7 @@ impl LeafKind {
 /// A leaf under change.
 #[derive(Debug)]
 pub struct LeafEdit<'a> {
-    image: Patch<'a>,
+    image: ByteEdit<'a>,
     v5: bool,
 }
 
@@ -72,9 +72,9 @@ impl<'a> LeafEdit<'a> {
         Leaf::parse(self.image.bytes(), self.v5)
     }
 
-    /// Bytes for entries in a leaf of `len` bytes that has a table of `bests` places (`None`: no table at all).
-    pub const fn room(len: usize, bests: Option<usize>, v5: bool) -> usize {
-        let table = match bests {
+    /// Bytes for entries in a leaf of `len` bytes that has a table of `bestfree` places (`None`: no table at all).
+    pub const fn room(len: usize, bestfree: Option<usize>, v5: bool) -> usize {
+        let table = match bestfree {
             Some(count) => TAIL + 2 * count,
             None => 0,
         };
@@ -84,8 +84,8 @@ impl<'a> LeafEdit<'a> {
     /// Bytes between entries and table (or the end of the block).
     pub fn gap(&self) -> Result<usize, FormatError> {
         let view = self.view()?;
-        let bests = (view.kind == LeafKind::Single).then_some(view.bests.len());
-        let room = Self::room(self.image.bytes().len(), bests, self.v5);
+        let bestfree = (view.kind == LeafKind::Single).then_some(view.bestfree.len());
+        let room = Self::room(self.image.bytes().len(), bestfree, self.v5);
         Ok(room.saturating_sub(view.entries.len() * ENTRY))
     }
 
@@ -128,15 +128,15 @@ impl<'a> LeafEdit<'a> {
     /// Replaces all entries; none of the new ones is stale.
     pub fn set_entries(&mut self, entries: &[LeafEntry]) -> Result<(), FormatError> {
         let view = self.view()?;
-        let bests = (view.kind == LeafKind::Single).then_some(view.bests.len());
-        if entries.len() * ENTRY > Self::room(self.image.bytes().len(), bests, self.v5) {
+        let bestfree = (view.kind == LeafKind::Single).then_some(view.bestfree.len());
+        if entries.len() * ENTRY > Self::room(self.image.bytes().len(), bestfree, self.v5) {
             return Err(FormatError::value(NAME, "entry count", entries.len() as u64));
         }
         self.image.put(header_len(self.v5), entries.as_bytes())?;
         self.set_counts(entries.len(), 0)
     }
 
-    /// Squeezes the stale entries out.
+    /// Removes the stale entries.
     pub fn compact(&mut self) -> Result<(), FormatError> {
         let view = self.view()?;
         if view.stale == 0 {
@@ -159,35 +159,35 @@ impl<'a> LeafEdit<'a> {
     }
 
     /// Sets the largest free space of data block `db`, which the table has a place for.
-    pub fn set_best(&mut self, db: usize, best: u16) -> Result<(), FormatError> {
-        let bests = self.view()?.bests.len();
-        if db >= bests {
-            return Err(FormatError::mismatch(NAME, "place in the table", db as u64, bests as u64));
+    pub fn set_bestfree(&mut self, db: usize, best: u16) -> Result<(), FormatError> {
+        let bestfree = self.view()?.bestfree.len();
+        if db >= bestfree {
+            return Err(FormatError::mismatch(NAME, "place in the table", db as u64, bestfree as u64));
         }
-        let at = self.table_at(bests) + 2 * db;
+        let at = self.table_at(bestfree) + 2 * db;
         self.image.put(at, &best.to_be_bytes())
     }
 
     /// Replaces the whole table; entries and table must fit.
-    pub fn set_bests(&mut self, bests: &[u16]) -> Result<(), FormatError> {
+    pub fn set_bestfrees(&mut self, bestfree: &[u16]) -> Result<(), FormatError> {
         let view = self.view()?;
-        let room = Self::room(self.image.bytes().len(), Some(bests.len()), self.v5);
+        let room = Self::room(self.image.bytes().len(), Some(bestfree.len()), self.v5);
         if view.kind != LeafKind::Single || view.entries.len() * ENTRY > room {
-            return Err(FormatError::value(NAME, "table size", bests.len() as u64));
+            return Err(FormatError::value(NAME, "table size", bestfree.len() as u64));
         }
-        let table: Vec<u8> = bests.iter().flat_map(|best| best.to_be_bytes()).collect();
-        let at = self.table_at(bests.len());
+        let table: Vec<u8> = bestfree.iter().flat_map(|best| best.to_be_bytes()).collect();
+        let at = self.table_at(bestfree.len());
         self.image.put(at, &table)?;
         let tail = self.image.bytes().len().saturating_sub(TAIL);
-        self.image.put(tail, &(bests.len() as u32).to_be_bytes())
+        self.image.put(tail, &(bestfree.len() as u32).to_be_bytes())
     }
 
     const fn at(&self, slot: usize) -> usize {
         header_len(self.v5) + slot * ENTRY
     }
 
-    fn table_at(&self, bests: usize) -> usize {
-        self.image.bytes().len().saturating_sub(TAIL + 2 * bests)
+    fn table_at(&self, bestfree: usize) -> usize {
+        self.image.bytes().len().saturating_sub(TAIL + 2 * bestfree)
     }
 
     fn set_counts(&mut self, count: usize, stale: u16) -> Result<(), FormatError> {
@@ -215,7 +215,7 @@ impl Leaf<'_> {
 pub(super) fn nearest_stale(entries: &[LeafEntry], slot: usize) -> Option<usize> {
     let (below, above) = entries.split_at_checked(slot)?;
     let low = below.iter().rposition(LeafEntry::is_stale);
-    // Farther than the lower one it is of no use.
+    // Farther away than the lower one, it is of no use.
     let reach = low.map_or(above.len(), |low| above.len().min(slot - low));
     let high = above.get(..reach)?.iter().position(LeafEntry::is_stale).map(|up| slot + up);
     high.or(low)
@@ -223,7 +223,7 @@ pub(super) fn nearest_stale(entries: &[LeafEntry], slot: usize) -> Option<usize>
 
 /// Puts an entry that belongs before `slot` into the array at `base`, in exchange for the stale one at `stale`.
 pub(super) fn put_over_stale(
-    image: &mut Patch<'_>,
+    image: &mut ByteEdit<'_>,
     base: usize,
     slot: usize,
     stale: usize,
@@ -296,9 +296,9 @@ mod tests {
     fn the_table_and_the_entries_never_meet() {
         let mut image = Image::new(NAME, vec![0; 512]);
         let mut leaf = LeafEdit::format(&mut image, &stamp(true), LeafKind::Single).unwrap();
-        leaf.set_bests(&[1, 2, 3]).unwrap();
-        leaf.set_best(1, BEST_NONE).unwrap();
-        assert!(leaf.set_best(3, 1).is_err());
+        leaf.set_bestfrees(&[1, 2, 3]).unwrap();
+        leaf.set_bestfree(1, BESTFREE_NONE).unwrap();
+        assert!(leaf.set_bestfree(3, 1).is_err());
         for nth in 0.. {
             if !leaf.insert(LeafEntry::new(nth, nth + 1)).unwrap() {
                 break;
@@ -306,8 +306,8 @@ mod tests {
         }
         let view = leaf.view().unwrap();
         assert_eq!(view.entries.len(), (512 - 64 - 4 - 6) / 8);
-        assert_eq!(view.bests.iter().map(|b| b.get()).collect::<Vec<_>>(), [1, BEST_NONE, 3]);
-        assert!(leaf.set_bests(&[0; 10]).is_err());
+        assert_eq!(view.bestfree.iter().map(|b| b.get()).collect::<Vec<_>>(), [1, BESTFREE_NONE, 3]);
+        assert!(leaf.set_bestfrees(&[0; 10]).is_err());
         leaf.set_kind(LeafKind::OfTree).unwrap();
         for _ in 0..2 {
             assert!(leaf.insert(LeafEntry::new(0, 99)).unwrap(), "the table's room is free now");

@@ -22,7 +22,7 @@ pub use free_edit::FreeEdit;
 pub use leaf::{
     INDEX, LEAF1_MAGIC_V4, LEAF1_MAGIC_V5, LEAFN_MAGIC_V4, LEAFN_MAGIC_V5, Leaf, LeafEntry, LeafKind,
 };
-pub use leaf_edit::{BEST_NONE, LeafEdit};
+pub use leaf_edit::{BESTFREE_NONE, LeafEdit};
 pub use short::{ShortDir, ShortEntries, ShortEntry};
 pub use short_edit::{ShortImage, ShortRow};
 
@@ -30,11 +30,11 @@ use std::mem::{offset_of, size_of};
 use zerocopy::byteorder::{big_endian, little_endian};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a directory's fork from which the hash index lies.
+/// Where the hash index begins, in bytes of the directory's fork.
 pub const LEAF_SPACE: u64 = 32 << 30;
-/// Bytes of a directory's fork from which the free-space index lies.
+/// Where the free-space index begins, in bytes of the directory's fork.
 pub const FREE_SPACE: u64 = 64 << 30;
-/// Log2 of what places of entries are counted in.
+/// log2 of the unit of entry offsets.
 pub const DATA_ALIGN_LOG: u32 = 3;
 /// Longest name.
 pub const NAME_MAX: usize = 255;
@@ -66,7 +66,7 @@ const _: () = {
     assert!(offset_of!(BlockHeader3, owner) == 40);
 };
 
-/// Whether a name may stand in a directory: 1 to 255 bytes, neither `/` nor NUL among them.
+/// Whether a directory entry can have this name: 1 to 255 bytes without `/` and NUL.
 pub fn is_valid_name(name: &[u8]) -> bool {
     !name.is_empty() && name.len() <= NAME_MAX && !name.iter().any(|&byte| byte == 0 || byte == b'/')
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants of what [`ShortImage::encode`] gives: places ascend; inode numbers are wide if, and only if, one of
 //! them (the parent's counts) needs it; the header counts both. Places of entries are what the entries would have in
-//! a data block, so that a position in the directory outlives its growth out of the inode.
+//! a data block, so that a position in the directory stays valid when it grows out of the inode.
 
 use super::short::{ShortDir, is_wide};
 use super::{DirFileType, data_entry_len};
@@ -68,7 +68,7 @@ impl ShortImage {
         self.rows.iter().position(|row| row.name == name)
     }
 
-    /// An entry, to have it name another inode.
+    /// An entry, to change its inode.
     pub fn row_mut(&mut self, at: usize) -> Option<(&mut InodeNumber, &mut DirFileType)> {
         self.rows.get_mut(at).map(|row| (&mut row.inode, &mut row.file_type))
     }
@@ -78,8 +78,8 @@ impl ShortImage {
         (at < self.rows.len()).then(|| self.rows.remove(at))
     }
 
-    /// Puts an entry in: behind the others, or in the first gap where a block of `block_size` bytes would be too
-    /// small for that. `false` if such a block has no room at all.
+    /// Adds an entry: after the others, or in the first gap if a block of `block_size` bytes would be too small.
+    /// `false` if such a block has no room at all.
     pub fn add(
         &mut self,
         name: &[u8],

@@ -142,12 +142,12 @@ pub struct BufHeader<'a> {
 }
 
 impl BufHeader<'_> {
-    /// Bytes of the structure with a map of so many words.
+    /// Bytes of the structure with a map of this many words.
     pub const fn bytes(map_words: usize) -> usize {
         size_of::<Fixed>() + 4 * map_words
     }
 
-    /// Words of the map of a buffer of so many bytes.
+    /// Words of the map of a buffer of this many bytes.
     pub const fn map_words(buffer_bytes: usize) -> usize {
         buffer_bytes.div_ceil(CHUNK_SIZE * 32)
     }

@@ -7,9 +7,9 @@
 //! block 0                       head                        end
 //! | cycle n  n  n  n  n  n  n  n | n-1  n-1  n-1  n-1  n-1  n-1 |
 //! ```
-//! A crash blurs this: up to [`IN_FLIGHT_BLOCKS`] may have been on their way, written in any order, so that
-//! blocks of the older cycle are left as holes before the head. All behind the first hole is as if not
-//! written; so is a last record that is not whole or (v5) whose checksum is wrong.
+//! A crash blurs this: up to [`IN_FLIGHT_BLOCKS`] may have been in flight, and were written in any order,
+//! so that blocks of the older cycle are left as holes before the head. Everything after the first hole
+//! counts as not written; so is a last record that is not whole or (v5) whose checksum is wrong.
 //!
 //! Bounds: reads about `log2(blocks)` single blocks, [`IN_FLIGHT_BLOCKS`] in chunks, and a few dozen records
 //! at most.
@@ -22,16 +22,16 @@ use crate::error::FormatError;
 use crate::types::Lsn;
 
 const LOG: &str = "log";
-/// Most blocks that can be on their way when a crash comes: eight buffers of 256 KiB.
+/// The most blocks in flight at a crash: eight buffers of 256 KiB.
 const IN_FLIGHT_BLOCKS: u32 = 8 * (MAX_RECORD_SIZE / BLOCK_SIZE as u32);
 /// Most blocks of a record, headers included.
 const RECORD_BLOCKS_MAX: u32 = MAX_RECORD_SIZE / BLOCK_SIZE as u32 + 8;
-/// Most records that can be on their way when a crash comes, and are looked at for that.
+/// The most records in flight at a crash, all of which are examined.
 const RECORDS_IN_FLIGHT: u32 = 8;
 /// Blocks read at once when many are looked at.
 const CHUNK_BLOCKS: u32 = 64;
 
-/// The newest record, and what it says of the log.
+/// The newest record, and what it tells about the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnds {
     /// Block where the next record would go.
@@ -44,7 +44,8 @@ pub struct LogEnds {
     pub tail: Lsn,
     /// Whether nothing is to be replayed: the log ends with an unmount record, or was never written.
     pub clean: bool,
-    /// `h_size` of the newest record, in bytes: what the next ones have to be like. 0: it says none.
+    /// `h_size` of the newest record, in bytes. The next records must have the same. 0: there is
+    /// none.
     pub record_size: u32,
 }
 
@@ -116,7 +117,7 @@ where
             return Ok(None);
         }
         if first == last {
-            // Written exactly to its end, or the end is where holes are.
+            // The log was written exactly to its end, or there are holes at the end.
             let from = self.blocks.saturating_sub(IN_FLIGHT_BLOCKS);
             let hole = self.first_of_cycle(from, self.blocks, first.wrapping_sub(1))?;
             return Ok(Some(hole.unwrap_or(0)));
@@ -124,7 +125,7 @@ where
         let head = self.first_older(last)?;
         let hole = self.first_of_cycle(head.saturating_sub(IN_FLIGHT_BLOCKS), head, last)?;
         if let Some(across) = IN_FLIGHT_BLOCKS.checked_sub(head).filter(|_| last > 0) {
-            // What was in flight went over the log's end: holes there are of a cycle older still.
+            // Writes in flight went past the log's end: holes there have an even older cycle.
             let from = self.blocks.saturating_sub(across).max(head);
             if let Some(hole) = self.first_of_cycle(from, self.blocks, last - 1)? {
                 return Ok(Some(hole));
@@ -209,7 +210,7 @@ where
         ((u64::from(record.at) + u64::from(record.header.total_blocks())) % u64::from(self.blocks)) as u32
     }
 
-    /// The newest record that is all there, going back from `head`.
+    /// The newest complete record, going back from `head`.
     fn last_whole_record(&mut self, mut head: u32) -> Result<Placed, E> {
         for _ in 0..=RECORDS_IN_FLIGHT {
             let record = self.record_before(head)?;

@@ -260,8 +260,8 @@ impl LogDinode {
     }
 
     /// Puts the core into an inode as it lies on disk, with `lsn` as that of its last change. The pointer to the next
-    /// unlinked inode is not the core's own and stays; the checksum is up to the caller.
-    pub fn lay(&self, lsn: Lsn, inode: &mut [u8]) -> Result<(), FormatError> {
+    /// unlinked inode is not part of the logged core and stays. The caller sets the checksum.
+    pub fn apply_to(&self, lsn: Lsn, inode: &mut [u8]) -> Result<(), FormatError> {
         const NAME: &str = "logged inode core";
         let short = FormatError::value(NAME, "length of its inode", inode.len() as u64);
         let (core, rest) = Dinode::mut_from_prefix(inode).map_err(|_| short.clone())?;
@@ -344,8 +344,8 @@ impl InodeCreate {
     /// Bytes of the item.
     pub const BYTES: usize = size_of::<Self>();
 
-    /// The making of `count` inodes of `inode_size` bytes in `blocks` blocks at `block` of a group, all free and of
-    /// this generation.
+    /// The creation of `count` inodes of `inode_size` bytes in `blocks` blocks at `block` of a group, all free and
+    /// of this generation.
     pub fn new(
         (ag, block): (AgNumber, AgBlock),
         blocks: u32,

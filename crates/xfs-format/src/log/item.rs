@@ -1,9 +1,9 @@
 //! Log items: what the first region of an item says it is.
 //!
 //! A transaction's regions, in order, are its header and then its items; an item's first region is a format
-//! structure that begins with its type and the number of the item's regions (itself included). What the
-//! further regions hold, the format structure says. Regions are given whole: pieces that went over several
-//! records are put together first.
+//! structure that begins with its type and the number of the item's regions (itself included). The format
+//! structure says what the further regions hold. Regions are given whole: pieces from several records are
+//! joined first.
 
 use super::buffer::BufFormat;
 use super::host;

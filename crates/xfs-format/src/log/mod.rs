@@ -3,9 +3,9 @@
 //! Three byte orders meet here, and each type says which it has:
 //! - record headers and operation headers are **big-endian** (`h_crc` alone is little-endian);
 //! - log items are in the **byte order of the host that wrote them**, which the record's `h_fmt` names. Only
-//!   little-endian hosts are handled: [`RecordHeader::check`] refuses the others, so that every item type may use
-//!   [`host`] without asking again;
-//! - what an item carries of other structures (buffer contents, dquots, inode creation) is as on disk: big-endian.
+//!   little-endian hosts are handled: [`RecordHeader::check`] refuses the others, so every item type may use
+//!   [`host`] without a check;
+//! - other structures inside an item (buffer contents, dquots, inode creation) are as on disk: big-endian.
 //!
 //! How a record lies in the log:
 //! ```text
@@ -43,8 +43,8 @@ pub use record::{
     give_to, is_unmount_record, pack, unpack, verify_checksum,
 };
 
-/// Integers in the byte order of the host that wrote the log: little-endian, as the record header was checked
-/// to say.
+/// Integers in the byte order of the host that wrote the log. The record header was checked: it is
+/// little-endian.
 pub mod host {
     pub use zerocopy::little_endian::{I32, I64, U16, U32, U64};
 }

@@ -1,7 +1,7 @@
-//! Operations: the pieces that a record's data is made of, and the headers of transactions.
+//! Operations, of which a record's data consists, and the headers of transactions.
 //!
 //! Invariant: [`RecordOps`] yields at most as many operations as the record says and as its bytes hold, and
-//! nothing behind the first that is wrong.
+//! nothing after the first error.
 
 use super::host;
 use crate::error::FormatError;
@@ -123,7 +123,7 @@ const _: () = {
 impl TransHeader {
     /// `TRAN`.
     pub const MAGIC: u32 = 0x5452_414e;
-    /// The kind that all transactions are since delayed logging.
+    /// The kind of all transactions since delayed logging.
     const CHECKPOINT: u32 = 42;
 
     /// The header of a checkpoint with so many regions behind it.
@@ -177,7 +177,7 @@ pub struct Op<'a> {
     pub data: &'a [u8],
 }
 
-/// Whether an operation is the mark of a clean unmount. Its body is right, or there is none: kernels of late
+/// Whether an operation is the mark of a clean unmount. Its body is right, or there is none: recent kernels
 /// (seen: 6.18) write it, but count it as 0 bytes.
 pub fn is_unmount_op(op: &Op<'_>) -> bool {
     let body_is_right =
@@ -185,7 +185,7 @@ pub fn is_unmount_op(op: &Op<'_>) -> bool {
     op.flags.contains(OpFlags::UNMOUNT) && (op.data.is_empty() || body_is_right())
 }
 
-/// The operations of one record, one by one, without a copy.
+/// The operations of one record, in order, without a copy.
 #[derive(Clone, Debug)]
 pub struct RecordOps<'a> {
     rest: &'a [u8],

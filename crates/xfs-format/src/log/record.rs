@@ -16,7 +16,7 @@ use zerocopy::{
 pub const BLOCK_SIZE: usize = 512;
 /// First word of a record header.
 pub const RECORD_MAGIC: u32 = 0xfeed_babe;
-/// Most bytes of data that a record holds.
+/// The most bytes of data in a record.
 pub const MAX_RECORD_SIZE: u32 = 256 * 1024;
 /// Cycle words in a header block, and so the data blocks that each header block serves.
 const CYCLE_WORDS: usize = 64;
@@ -29,13 +29,13 @@ const UNPADDED_HEADER: usize = 324;
 
 const RECORD: &str = "log record";
 
-/// `xlog_rec_header`. Big-endian, but for the checksum.
+/// `xlog_rec_header`. Big-endian, except for the checksum.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
 #[repr(C)]
 pub struct RecordHeader {
     /// [`RECORD_MAGIC`].
     pub magic: be::U32,
-    /// How often the log had been written round, plus one, when this record was written.
+    /// The number of times that the log had wrapped when this record was written, plus one.
     pub cycle: be::U32,
     /// 1, or 2: a bit that says that extended headers may follow and that records are padded to the log's
     /// stripe unit.
@@ -85,7 +85,7 @@ const _: () = {
     assert!(size_of::<ExtHeader>() == 260);
 };
 
-/// What a record must agree with to belong to this volume's log.
+/// What a record must match to belong to this volume's log.
 #[derive(Clone, Copy, Debug)]
 pub struct LogIdentity {
     /// Whether the volume is v5, so that every record must carry a right checksum.
@@ -95,7 +95,7 @@ pub struct LogIdentity {
 }
 
 impl RecordHeader {
-    /// The header at the start of `block`, checked but for its checksum, which needs the whole record.
+    /// The header at the start of `block`, checked except for its checksum, which needs the whole record.
     pub fn check<'a>(block: &'a [u8], identity: &LogIdentity) -> Result<&'a Self, FormatError> {
         let (header, _) =
             Self::ref_from_prefix(block).map_err(|_| FormatError::new(RECORD, "truncated header"))?;
@@ -161,8 +161,8 @@ impl RecordHeader {
 
     /// Blocks that header and extended headers take.
     ///
-    /// mkfs of old wrote its one record (a single operation) with the default buffer size, however long the
-    /// record's padding was: there the length counts.
+    /// Old versions of mkfs wrote their record (a single operation) with the default buffer size, however
+    /// long its padding was. There the length decides.
     pub fn header_blocks(&self) -> u32 {
         if !self.is_v2() {
             return 1;
@@ -324,8 +324,7 @@ pub fn pack(record: &mut [u8], wrap: Option<usize>) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Gives a whole record (stamped, as it lies in the log) to the volume with this UUID. Of its blocks, the first alone
-/// changes.
+/// Gives a whole record (stamped, as it lies in the log) to the volume with this UUID. Only its first block changes.
 pub fn give_to(record: &mut [u8], uuid: Uuid) -> Result<(), FormatError> {
     let lost = || FormatError::new(RECORD, "truncated record");
     let mut header = *RecordHeader::ref_from_prefix(record).map_err(|_| lost())?.0;
@@ -411,7 +410,7 @@ mod tests {
             let header = RecordHeader::read_from_prefix(&bad).map_or(header, |(h, _)| h);
             assert!(verify_checksum(&header, &bad, &IDENTITY).is_err(), "byte {at}");
         }
-        // What lies behind the words of an extended header belongs to nobody.
+        // The bytes after the words of an extended header are unused.
         let mut free = bytes.clone();
         free[512 + 260] ^= 1;
         verify_checksum(&header, &free, &IDENTITY).unwrap();

@@ -182,6 +182,7 @@ fn chains(dir: &Path, time: Duration) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn intents_of_every_kind_are_what_the_kernel_wrote() {
     let options = "-m rmapbt=1,reflink=1 -n parent=1 -i exchange=1 -l size=64m";
     let mut kinds = Kinds::new();

@@ -313,6 +313,7 @@ fn churn(dir: &Path, rounds: usize) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_fresh_log_of_every_shape_is_clean() {
     for mkfs in [
         "",
@@ -330,6 +331,7 @@ fn a_fresh_log_of_every_shape_is_clean() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_crash_with_large_log_buffers() {
     let image = Image::new(128, "-m rmapbt=0,reflink=0");
     image.mounted("logbsize=256k", true, varied);
@@ -341,6 +343,7 @@ fn a_crash_with_large_log_buffers() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn a_crash_with_small_log_buffers_continues_regions_over_records() {
     let image = Image::new(128, "-m rmapbt=1,reflink=1 -l size=20m");
     image.mounted("logbsize=16k", true, |dir| {
@@ -366,6 +369,7 @@ fn a_crash_with_small_log_buffers_continues_regions_over_records() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn logs_written_round() {
     for mkfs in
         ["-l size=7m", "-b size=1024 -l size=5m", "-d su=64k,sw=1 -l size=9m", "-s size=4096 -l size=7m"]
@@ -382,6 +386,7 @@ fn logs_written_round() {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn records_are_found_by_their_magic_and_nothing_else_has_it() {
     let image = Image::new(64, "");
     image.mounted("logbsize=32k", true, varied);

@@ -1,10 +1,11 @@
-//! Free space in a transaction: the seam of the allocator on [`Trans`].
+//! Free space in a transaction: implements the allocator's interface on [`Trans`].
 
-use super::trees::{self, GroupTree, InGroup};
+use super::trees::{self, AgfTree, GroupTree};
 use crate::alloc::{
-    Allocated, Freed, Order, OwnerClaim, Purpose, Request, Run, SpaceStore, Spent, Target, VolumeStore,
+    AgExtent, Allocated, FreeTree, Freed, OwnerClaim, Purpose, Request, SpaceStore, Spent, Target,
+    VolumeStore,
 };
-use crate::btree::edit::Editor;
+use crate::btree::edit::BtreeCursor;
 use crate::error::{Error, Result};
 use crate::mount::Mount;
 use crate::rmap::{self, Mapping, RmapOwner};
@@ -18,10 +19,10 @@ use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
 use zerocopy::FromBytes;
 
-/// Bytes of the AGF that ever change: they are logged together.
+/// The bytes of the AGF that ever change. They are logged together.
 const AGF_BYTES: usize = size_of::<Agf>();
 
-/// A group whose AGF the transaction has.
+/// A group whose AGF the transaction has locked.
 #[derive(Clone, Copy, Debug)]
 struct LockedGroup {
     ag: AgNumber,
@@ -42,7 +43,7 @@ impl<'t, 'v> LockedSpace<'t, 'v> {
         Self { trans, geometry, groups: Vec::new() }
     }
 
-    /// The same of a volume that has another shape once the transaction is committed.
+    /// The same for a volume that has another geometry once the transaction is committed.
     pub(crate) fn of_shape(trans: &'t mut Trans<'v>, geometry: &'v Geometry) -> Self {
         Self { trans, geometry, groups: Vec::new() }
     }
@@ -58,7 +59,7 @@ impl<'t, 'v> LockedSpace<'t, 'v> {
     fn index(&self, ag: AgNumber) -> Result<BufIndex> {
         let group = self.groups.iter().find(|group| group.ag == ag);
         debug_assert!(group.is_some(), "group {ag} is not locked");
-        group.map(|group| group.agf).ok_or(Error::ShutDown)
+        group.map(|group| group.agf).ok_or(Error::Internal("a group that is not locked was changed"))
     }
 
     fn sector(&self) -> u64 {
@@ -70,13 +71,13 @@ impl<'t, 'v> LockedSpace<'t, 'v> {
         move |problem| Error::corrupt_block(daddr, None, problem)
     }
 
-    fn ring(&mut self, ag: AgNumber) -> Result<BufIndex> {
+    fn agfl(&mut self, ag: AgNumber) -> Result<BufIndex> {
         let daddr = AgHeader::Agfl.daddr(self.geometry, ag);
         self.trans.buf_at(daddr, self.sector(), &AGFL)
     }
 
-    /// What the reverse map has of a run, if the volume has one.
-    fn mapping(&self, run: Run, owner: RmapOwner) -> Option<Mapping> {
+    /// The rmap record of a run, if the volume has an rmap tree.
+    fn mapping(&self, run: AgExtent, owner: RmapOwner) -> Option<Mapping> {
         self.geometry.rmapbt.then_some(Mapping { start: run.start, len: run.len, owner, unwritten: false })
     }
 
@@ -105,8 +106,8 @@ impl SpaceStore for LockedSpace<'_, '_> {
             .map_err(|_| wrap(FormatError::value("AGF", "length", len)))
     }
 
-    fn ring_slot(&mut self, ag: AgNumber, slot: u32) -> Result<u32> {
-        let index = self.ring(ag)?;
+    fn agfl_slot(&mut self, ag: AgNumber, slot: u32) -> Result<u32> {
+        let index = self.agfl(ag)?;
         let at = Self::slot_at(slot);
         let bytes = self.trans.bytes(index).get(at..).and_then(|rest| rest.first_chunk::<4>());
         let wrap = self.header_error(ag, AgHeader::Agfl);
@@ -115,9 +116,9 @@ impl SpaceStore for LockedSpace<'_, '_> {
             .ok_or_else(|| wrap(FormatError::value("AGFL", "slot", slot.into())))
     }
 
-    fn set_ring_slot(&mut self, ag: AgNumber, slot: u32, block: u32) -> Result<()> {
+    fn set_agfl_slot(&mut self, ag: AgNumber, slot: u32, block: u32) -> Result<()> {
         debug_assert!(slot < Agfl::slots(self.geometry), "a slot of the ring");
-        let index = self.ring(ag)?;
+        let index = self.agfl(ag)?;
         let at = Self::slot_at(slot);
         let bytes = self.trans.bytes_mut(index, at..at + 4);
         if let Some(place) = bytes.get_mut(at..at + 4) {
@@ -126,65 +127,65 @@ impl SpaceStore for LockedSpace<'_, '_> {
         Ok(())
     }
 
-    fn at_or_before(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+    fn at_or_before(&mut self, ag: AgNumber, order: FreeTree, rank: (u32, u32)) -> Result<Option<AgExtent>> {
         match order {
-            Order::Place => trees::at_or_before::<Bnobt>(self, ag, rank),
-            Order::Size => trees::at_or_before::<Cntbt>(self, ag, rank),
+            FreeTree::Bnobt => trees::at_or_before::<Bnobt>(self, ag, rank),
+            FreeTree::Cntbt => trees::at_or_before::<Cntbt>(self, ag, rank),
         }
     }
 
-    fn at_or_after(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+    fn at_or_after(&mut self, ag: AgNumber, order: FreeTree, rank: (u32, u32)) -> Result<Option<AgExtent>> {
         match order {
-            Order::Place => trees::at_or_after::<Bnobt>(self, ag, rank),
-            Order::Size => trees::at_or_after::<Cntbt>(self, ag, rank),
+            FreeTree::Bnobt => trees::at_or_after::<Bnobt>(self, ag, rank),
+            FreeTree::Cntbt => trees::at_or_after::<Cntbt>(self, ag, rank),
         }
     }
 
-    fn insert(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()> {
+    fn insert(&mut self, ag: AgNumber, order: FreeTree, run: AgExtent) -> Result<()> {
         match order {
-            Order::Place => trees::insert::<Bnobt>(self, ag, run),
-            Order::Size => trees::insert::<Cntbt>(self, ag, run),
+            FreeTree::Bnobt => trees::insert::<Bnobt>(self, ag, run),
+            FreeTree::Cntbt => trees::insert::<Cntbt>(self, ag, run),
         }
     }
 
-    fn remove(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()> {
+    fn remove(&mut self, ag: AgNumber, order: FreeTree, run: AgExtent) -> Result<()> {
         match order {
-            Order::Place => trees::remove::<Bnobt>(self, ag, run),
-            Order::Size => trees::remove::<Cntbt>(self, ag, run),
+            FreeTree::Bnobt => trees::remove::<Bnobt>(self, ag, run),
+            FreeTree::Cntbt => trees::remove::<Cntbt>(self, ag, run),
         }
     }
 
-    fn replace(&mut self, ag: AgNumber, order: Order, old: Run, new: Run) -> Result<()> {
+    fn replace(&mut self, ag: AgNumber, order: FreeTree, old: AgExtent, new: AgExtent) -> Result<()> {
         match order {
-            Order::Place => trees::replace::<Bnobt>(self, ag, old, new),
-            Order::Size => trees::replace::<Cntbt>(self, ag, old, new),
+            FreeTree::Bnobt => trees::replace::<Bnobt>(self, ag, old, new),
+            FreeTree::Cntbt => trees::replace::<Cntbt>(self, ag, old, new),
         }
     }
 
-    fn record_owner(&mut self, ag: AgNumber, run: Run, owner: RmapOwner) -> Result<()> {
+    fn record_owner(&mut self, ag: AgNumber, run: AgExtent, owner: RmapOwner) -> Result<()> {
         let Some(mapping) = self.mapping(run, owner) else { return Ok(()) };
-        rmap::map(&mut InGroup::editor(self, ag), &mapping)
+        rmap::map(&mut AgfTree::editor(self, ag), &mapping)
     }
 
-    fn forget_owner(&mut self, ag: AgNumber, run: Run, owner: Option<RmapOwner>) -> Result<()> {
+    fn forget_owner(&mut self, ag: AgNumber, run: AgExtent, owner: Option<RmapOwner>) -> Result<()> {
         let Some(mapping) = self.mapping(run, owner.unwrap_or(RmapOwner::ANY)) else { return Ok(()) };
-        let mut map = InGroup::editor(self, ag);
+        let mut map = AgfTree::editor(self, ag);
         match owner {
             Some(_) => rmap::unmap(&mut map, &mapping),
-            // A block that somebody has must not be given to another.
+            // A block that has an owner must not be given to another.
             None => rmap::expect_free(&map, mapping.start, mapping.len),
         }
     }
 
-    fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<Run> {
+    fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<AgExtent> {
         self.trans.busy_behind(ag, at, freed)
     }
 
-    fn busy_before(&self, ag: AgNumber, end: u64, freed: Freed) -> Option<Run> {
+    fn busy_before(&self, ag: AgNumber, end: u64, freed: Freed) -> Option<AgExtent> {
         self.trans.busy_before(ag, end, freed)
     }
 
-    fn note_busy(&mut self, ag: AgNumber, run: Run) {
+    fn note_busy(&mut self, ag: AgNumber, run: AgExtent) {
         self.trans.note_busy(ag, run);
     }
 
@@ -194,22 +195,22 @@ impl SpaceStore for LockedSpace<'_, '_> {
 }
 
 impl VolumeStore for LockedSpace<'_, '_> {
-    fn peek_agf(&mut self, ag: AgNumber) -> Result<Agf> {
+    fn agf_snapshot(&mut self, ag: AgNumber) -> Result<Agf> {
         if self.groups.iter().any(|group| group.ag == ag) {
             return self.agf(ag).copied();
         }
-        let buf = self.trans.peek_at(AgHeader::Agf.daddr(self.geometry, ag), self.sector(), &AGF)?;
+        let buf = self.trans.snapshot_at(AgHeader::Agf.daddr(self.geometry, ag), self.sector(), &AGF)?;
         let wrap = self.header_error(ag, AgHeader::Agf);
         let agf = *Agf::view(&buf).map_err(&wrap)?;
         agf.check_group(self.geometry, ag).map_err(wrap)?;
         Ok(agf)
     }
 
-    fn peek_free_inode_tree_blocks(&mut self, ag: AgNumber) -> Result<Option<u32>> {
+    fn finobt_blocks_snapshot(&mut self, ag: AgNumber) -> Result<Option<u32>> {
         if !self.geometry.finobt || !self.geometry.inobt_counts {
             return Ok(None);
         }
-        let buf = self.trans.peek_at(AgHeader::Agi.daddr(self.geometry, ag), self.sector(), &AGI)?;
+        let buf = self.trans.snapshot_at(AgHeader::Agi.daddr(self.geometry, ag), self.sector(), &AGI)?;
         let agi = Agi::view(&buf).map_err(self.header_error(ag, AgHeader::Agi))?;
         Ok(Some(agi.fblocks.get()))
     }
@@ -238,7 +239,7 @@ impl VolumeStore for LockedSpace<'_, '_> {
 
     fn unlock_clean(&mut self, ag: AgNumber) {
         let Some(at) = self.groups.iter().position(|group| group.ag == ag) else { return };
-        if self.trans.let_go(self.groups[at].agf) {
+        if self.trans.release_buf(self.groups[at].agf) {
             self.groups.swap_remove(at);
         }
     }
@@ -247,14 +248,14 @@ impl VolumeStore for LockedSpace<'_, '_> {
         self.trans.highest_group()
     }
 
-    fn settle_busy(&mut self) -> Result<bool> {
-        self.trans.settle_busy()
+    fn flush_busy(&mut self) -> Result<bool> {
+        self.trans.flush_busy()
     }
 }
 
 /// See [`Space::promise_to_copies`](crate::alloc::Space::promise_to_copies).
 pub(crate) fn promise_to_copies(trans: &mut Trans<'_>, ag: AgNumber, records: u64) -> Result<()> {
-    let write = trans.volume().write_side()?;
+    let write = trans.mount().write_side()?;
     write.space.promise_to_copies(&mut LockedSpace::new(trans), &write.counters, (ag, records))
 }
 
@@ -263,37 +264,37 @@ pub(crate) fn claim_for_owners<'v>(
     trans: &mut Trans<'v>,
     wanted: &BTreeMap<AgNumber, u64>,
 ) -> Result<OwnerClaim<'v>> {
-    let volume: &'v Mount = trans.volume();
-    let write = volume.write_side()?;
+    let mount: &'v Mount = trans.mount();
+    let write = mount.write_side()?;
     write.space.claim_for_owners(&mut LockedSpace::new(trans), &write.counters, wanted)
 }
 
-/// Allocates blocks out of what the transaction has reserved. [`Error::NoSpace`]: what is free lies too far
-/// apart, or less is reserved than `request.min`.
+/// Allocates blocks from the transaction's reservation. [`Error::NoSpace`] if free space is too fragmented, or less is
+/// reserved than `request.min`.
 pub fn allocate(trans: &mut Trans<'_>, target: Target, request: Request) -> Result<Allocated> {
     let left = u32::try_from(trans.blocks_left()).unwrap_or(u32::MAX);
     if request.min > left && request.purpose != Purpose::ReservedTree {
         return Err(Error::NoSpace);
     }
     let request = Request { max: request.max.min(left.max(request.min)), ..request };
-    let space = &trans.volume().write_side()?.space;
+    let space = &trans.mount().write_side()?.space;
     space.allocate(&mut LockedSpace::new(trans), target, request)
 }
 
-/// Changes the reverse map of a group, which the volume has.
+/// Changes the rmap tree of a group. The volume must have one.
 pub(crate) fn change_rmap(
     trans: &mut Trans<'_>,
     ag: AgNumber,
-    change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Rmapbt>>) -> Result<()>,
+    change: impl FnOnce(&mut BtreeCursor<AgfTree<'_, '_, '_, Rmapbt>>) -> Result<()>,
 ) -> Result<()> {
     change_tree(trans, ag, change)
 }
 
-/// Changes the reference counts of a group, where the volume has them.
-pub(crate) fn change_counts<R>(
+/// Changes the refcount tree of a group, if the volume has one.
+pub(crate) fn change_refcounts<R>(
     trans: &mut Trans<'_>,
     ag: AgNumber,
-    change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Refcountbt>>) -> Result<R>,
+    change: impl FnOnce(&mut BtreeCursor<AgfTree<'_, '_, '_, Refcountbt>>) -> Result<R>,
 ) -> Result<R> {
     if !trans.geometry().reflink {
         let problem = FormatError::new("CUI", "volume without reference counts");
@@ -303,20 +304,20 @@ pub(crate) fn change_counts<R>(
     change_tree(trans, ag, change)
 }
 
-/// Changes a tree of a group, whose ring has what that may need.
+/// Changes a tree of a group whose AGFL has what that may need.
 fn change_tree<T: GroupTree, R>(
     trans: &mut Trans<'_>,
     ag: AgNumber,
-    change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, T>>) -> Result<R>,
+    change: impl FnOnce(&mut BtreeCursor<AgfTree<'_, '_, '_, T>>) -> Result<R>,
 ) -> Result<R> {
-    let space = &trans.volume().write_side()?.space;
+    let space = &trans.mount().write_side()?.space;
     let mut locked = LockedSpace::new(trans);
     space.prepare(&mut locked, ag)?;
-    change(&mut InGroup::editor(&mut locked, ag))
+    change(&mut AgfTree::editor(&mut locked, ag))
 }
 
-/// Frees a run of blocks in this very transaction. It lies within one group. `owner`: whose they are, unless the
-/// reverse map does not have them any more.
+/// Frees a run of blocks within this transaction. It lies within one group. `owner` is its owner, unless the rmap tree
+/// no longer has it.
 pub fn free_blocks(
     trans: &mut Trans<'_>,
     start: FsBlock,
@@ -328,7 +329,7 @@ pub fn free_blocks(
         let problem = FormatError::value("freed extent", "first block", start.0);
         Error::Corrupt { daddr: None, inode: None, problem }
     })?;
-    let space = &trans.volume().write_side()?.space;
-    let run = Run { start: AgBlock(block.0), len };
+    let space = &trans.mount().write_side()?.space;
+    let run = AgExtent { start: AgBlock(block.0), len };
     space.free(&mut LockedSpace::new(trans), ag, run, purpose, owner)
 }

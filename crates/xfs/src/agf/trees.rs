@@ -1,12 +1,12 @@
-//! The trees of free space, the reverse map and the reference counts as trees of blocks: their roots are in the AGF.
+//! The free space, rmap and refcount trees as B+trees whose roots are in the AGF.
 //!
-//! Blocks of the first three come from the ring: they change while free space does. Those of the reference counts are
-//! ordinary blocks of the same group, out of what it keeps back for them.
+//! Blocks of the first three come from the AGFL, because they change while free space changes. Those of the refcount
+//! tree are ordinary blocks of the same group, out of its reservation for them.
 
 use super::locked::LockedSpace;
-use crate::alloc::agfl::{self, RingUse};
-use crate::alloc::{Order, Place, Purpose, Request, Run, SpaceStore, Spent};
-use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
+use crate::alloc::agfl::{self, AgflUse};
+use crate::alloc::{AgExtent, AgTarget, FreeTree, Purpose, Request, SpaceStore, Spent};
+use crate::btree::edit::{Block, BtreeCursor, RootRef, TreeStore};
 use crate::error::{Error, Result};
 use crate::rmap::RmapOwner;
 use std::marker::PhantomData;
@@ -20,27 +20,27 @@ use xfs_format::types::{AgBlock, AgNumber, DiskAddr};
 
 /// Where a tree's blocks come from.
 #[derive(Clone, Copy, Debug)]
-pub enum Source {
-    /// The ring, where they are counted so.
-    Ring(RingUse),
-    /// What the group keeps back, as blocks of this owner.
-    Reserve(RmapOwner),
+pub enum TreeBlockSource {
+    /// The AGFL, where they are counted like this.
+    Agfl(AgflUse),
+    /// The group's reservation, as blocks of this owner.
+    AgReservation(RmapOwner),
 }
 
-/// What differs between the trees of a group's blocks.
+/// The differences between the trees of a group.
 pub trait GroupTree: Tree {
     /// Where its blocks come from.
-    const SOURCE: Source;
+    const SOURCE: TreeBlockSource;
     /// Root and levels.
     fn root(agf: &Agf) -> (u32, u32);
-    /// Sets them.
+    /// Sets root and levels.
     fn set_root(agf: &mut Agf, root: u32, levels: u32);
-    /// Its own number of blocks, where the AGF has one.
+    /// Counts its own blocks, if the AGF has a field for that.
     fn count_blocks(_agf: &mut Agf, _by: i32) {}
 }
 
 impl GroupTree for Bnobt {
-    const SOURCE: Source = Source::Ring(RingUse::Tree);
+    const SOURCE: TreeBlockSource = TreeBlockSource::Agfl(AgflUse::Tree);
     fn root(agf: &Agf) -> (u32, u32) {
         (agf.bno_root.get(), agf.bno_level.get())
     }
@@ -50,7 +50,7 @@ impl GroupTree for Bnobt {
 }
 
 impl GroupTree for Cntbt {
-    const SOURCE: Source = Source::Ring(RingUse::Tree);
+    const SOURCE: TreeBlockSource = TreeBlockSource::Agfl(AgflUse::Tree);
     fn root(agf: &Agf) -> (u32, u32) {
         (agf.cnt_root.get(), agf.cnt_level.get())
     }
@@ -60,7 +60,7 @@ impl GroupTree for Cntbt {
 }
 
 impl GroupTree for Rmapbt {
-    const SOURCE: Source = Source::Ring(RingUse::ReverseMap);
+    const SOURCE: TreeBlockSource = TreeBlockSource::Agfl(AgflUse::ReverseMap);
     fn root(agf: &Agf) -> (u32, u32) {
         (agf.rmap_root.get(), agf.rmap_level.get())
     }
@@ -73,7 +73,7 @@ impl GroupTree for Rmapbt {
 }
 
 impl GroupTree for Refcountbt {
-    const SOURCE: Source = Source::Reserve(RmapOwner::REFCOUNT_TREE);
+    const SOURCE: TreeBlockSource = TreeBlockSource::AgReservation(RmapOwner::REFCOUNT_TREE);
     fn root(agf: &Agf) -> (u32, u32) {
         (agf.refcount_root.get(), agf.refcount_level.get())
     }
@@ -85,38 +85,38 @@ impl GroupTree for Refcountbt {
     }
 }
 
-/// What differs between the trees of free space.
+/// The differences between the free space trees.
 pub trait SpaceTree: GroupTree<Record = AllocRecord> {
     /// Which one it is.
-    const ORDER: Order;
-    /// A place in its order.
+    const ORDER: FreeTree;
+    /// A rank in its order.
     fn rank(rank: (u32, u32)) -> Self::Rank;
 }
 
 impl SpaceTree for Bnobt {
-    const ORDER: Order = Order::Place;
+    const ORDER: FreeTree = FreeTree::Bnobt;
     fn rank(rank: (u32, u32)) -> u32 {
         rank.0
     }
 }
 
 impl SpaceTree for Cntbt {
-    const ORDER: Order = Order::Size;
+    const ORDER: FreeTree = FreeTree::Cntbt;
     fn rank(rank: (u32, u32)) -> (u32, u32) {
         rank
     }
 }
 
-/// One of the trees, in a transaction.
-pub struct InGroup<'a, 't, 'v, T> {
+/// One of the trees in a transaction.
+pub struct AgfTree<'a, 't, 'v, T> {
     space: &'a mut LockedSpace<'t, 'v>,
     ag: AgNumber,
     tree: PhantomData<T>,
 }
 
-impl<'a, 't, 'v, T: GroupTree> InGroup<'a, 't, 'v, T> {
-    pub(super) fn editor(space: &'a mut LockedSpace<'t, 'v>, ag: AgNumber) -> Editor<Self> {
-        Editor::new(Self { space, ag, tree: PhantomData })
+impl<'a, 't, 'v, T: GroupTree> AgfTree<'a, 't, 'v, T> {
+    pub(super) fn editor(space: &'a mut LockedSpace<'t, 'v>, ag: AgNumber) -> BtreeCursor<Self> {
+        BtreeCursor::new(Self { space, ag, tree: PhantomData })
     }
 
     fn block(&self, pointer: u64) -> Result<AgBlock> {
@@ -130,14 +130,15 @@ impl<'a, 't, 'v, T: GroupTree> InGroup<'a, 't, 'v, T> {
     }
 }
 
-impl<T: GroupTree> InGroup<'_, '_, '_, T> {
-    /// A reverse map that has all that is kept for it grows by what the volume has left for everybody, and gives it back.
-    fn keep_for_map(&mut self, of: RingUse, by: i32) -> Result<()> {
-        if of != RingUse::ReverseMap {
+impl<T: GroupTree> AgfTree<'_, '_, '_, T> {
+    /// An rmap tree that has used up its reservation grows at the expense of the volume's available blocks, and gives
+    /// them back when it shrinks.
+    fn keep_for_map(&mut self, of: AgflUse, by: i32) -> Result<()> {
+        if of != AgflUse::ReverseMap {
             return Ok(());
         }
         let blocks = self.space.agf(self.ag)?.rmap_blocks.get();
-        let limits = self.space.trans().volume().write_side()?.space.limits();
+        let limits = self.space.trans().mount().write_side()?.space.limits();
         let taken = |blocks: u32| i64::from(blocks) + i64::from(limits.kept_for_owners(self.ag, blocks));
         let more = taken(blocks.saturating_add_signed(by)) - taken(blocks);
         self.space.trans_mut().map_grew(self.ag, by);
@@ -145,7 +146,7 @@ impl<T: GroupTree> InGroup<'_, '_, '_, T> {
     }
 }
 
-impl<T: GroupTree> TreeStore for InGroup<'_, '_, '_, T> {
+impl<T: GroupTree> TreeStore for AgfTree<'_, '_, '_, T> {
     type Tree = T;
 
     fn geometry(&self) -> &Geometry {
@@ -177,14 +178,14 @@ impl<T: GroupTree> TreeStore for InGroup<'_, '_, '_, T> {
 
     fn allocate(&mut self, near: u64) -> Result<u64> {
         let block = match T::SOURCE {
-            Source::Ring(to) => {
+            TreeBlockSource::Agfl(to) => {
                 self.keep_for_map(to, 1)?;
                 agfl::take(self.space, self.ag, to)?
             }
-            Source::Reserve(owner) => {
-                let place = Place::Near(self.block(near)?);
+            TreeBlockSource::AgReservation(owner) => {
+                let place = AgTarget::Near(self.block(near)?);
                 let request = Request::block(Purpose::ReservedTree).owned_by(owner);
-                let space = &self.space.trans().volume().write_side()?.space;
+                let space = &self.space.trans().mount().write_side()?.space;
                 space.allocate_in(self.space, self.ag, place, request)?.map(|run| run.start)
             }
         };
@@ -198,13 +199,13 @@ impl<T: GroupTree> TreeStore for InGroup<'_, '_, '_, T> {
         let daddr = self.space.geometry().daddr_of(self.ag, block);
         self.space.trans_mut().forget_block(daddr, T::verifier())?;
         match T::SOURCE {
-            Source::Ring(from) => {
+            TreeBlockSource::Agfl(from) => {
                 self.keep_for_map(from, -1)?;
                 agfl::put(self.space, self.ag, block, from)?;
             }
-            Source::Reserve(owner) => {
-                let space = &self.space.trans().volume().write_side()?.space;
-                let run = Run { start: block, len: 1 };
+            TreeBlockSource::AgReservation(owner) => {
+                let space = &self.space.trans().mount().write_side()?.space;
+                let run = AgExtent { start: block, len: 1 };
                 space.free(self.space, self.ag, run, Purpose::ReservedTree, Some(owner))?;
             }
         }
@@ -227,11 +228,11 @@ impl<T: GroupTree> TreeStore for InGroup<'_, '_, '_, T> {
     }
 }
 
-fn run(record: AllocRecord) -> Run {
-    Run::new(record.startblock.get(), record.blockcount.get())
+fn run(record: AllocRecord) -> AgExtent {
+    AgExtent::new(record.startblock.get(), record.blockcount.get())
 }
 
-fn record(run: Run) -> AllocRecord {
+fn record(run: AgExtent) -> AllocRecord {
     AllocRecord::new(run.start, run.len)
 }
 
@@ -240,8 +241,8 @@ pub fn at_or_before<T: SpaceTree>(
     space: &mut LockedSpace<'_, '_>,
     ag: AgNumber,
     rank: (u32, u32),
-) -> Result<Option<Run>> {
-    Ok(InGroup::<T>::editor(space, ag).seek_le(T::rank(rank))?.map(run))
+) -> Result<Option<AgExtent>> {
+    Ok(AgfTree::<T>::editor(space, ag).seek_le(T::rank(rank))?.map(run))
 }
 
 /// The first extent whose rank is at least `rank`.
@@ -249,39 +250,39 @@ pub fn at_or_after<T: SpaceTree>(
     space: &mut LockedSpace<'_, '_>,
     ag: AgNumber,
     rank: (u32, u32),
-) -> Result<Option<Run>> {
-    Ok(InGroup::<T>::editor(space, ag).seek_ge(T::rank(rank))?.map(run))
+) -> Result<Option<AgExtent>> {
+    Ok(AgfTree::<T>::editor(space, ag).seek_ge(T::rank(rank))?.map(run))
 }
 
 /// Adds an extent.
-pub fn insert<T: SpaceTree>(space: &mut LockedSpace<'_, '_>, ag: AgNumber, new: Run) -> Result<()> {
-    let mut editor = InGroup::<T>::editor(space, ag);
-    // Stands where the record belongs, or on one of the same rank, which the insertion refuses.
+pub fn insert<T: SpaceTree>(space: &mut LockedSpace<'_, '_>, ag: AgNumber, new: AgExtent) -> Result<()> {
+    let mut editor = AgfTree::<T>::editor(space, ag);
+    // This stops where the record belongs, or at one of the same rank, which the insertion refuses.
     editor.seek_le(T::rank(T::ORDER.rank(new)))?;
     editor.insert(record(new))
 }
 
 /// Removes an extent, which must be there.
-pub fn remove<T: SpaceTree>(space: &mut LockedSpace<'_, '_>, ag: AgNumber, old: Run) -> Result<()> {
-    let mut editor = InGroup::<T>::editor(space, ag);
+pub fn remove<T: SpaceTree>(space: &mut LockedSpace<'_, '_>, ag: AgNumber, old: AgExtent) -> Result<()> {
+    let mut editor = AgfTree::<T>::editor(space, ag);
     expect::<T>(editor.seek_eq(T::rank(T::ORDER.rank(old)))?, old)?;
     editor.delete().map(drop)
 }
 
-/// Changes an extent, which must be there, and stays where it is in the order.
+/// Changes an extent, which must be there and keeps its place in the order.
 pub fn replace<T: SpaceTree>(
     space: &mut LockedSpace<'_, '_>,
     ag: AgNumber,
-    old: Run,
-    new: Run,
+    old: AgExtent,
+    new: AgExtent,
 ) -> Result<()> {
-    let mut editor = InGroup::<T>::editor(space, ag);
+    let mut editor = AgfTree::<T>::editor(space, ag);
     expect::<T>(editor.seek_eq(T::rank(T::ORDER.rank(old)))?, old)?;
     editor.update(record(new))
 }
 
 /// Both trees must have the same extents.
-fn expect<T: SpaceTree>(found: Option<AllocRecord>, wanted: Run) -> Result<()> {
+fn expect<T: SpaceTree>(found: Option<AllocRecord>, wanted: AgExtent) -> Result<()> {
     if found.map(run) == Some(wanted) {
         return Ok(());
     }

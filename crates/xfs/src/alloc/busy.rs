@@ -1,16 +1,16 @@
-//! Extents that were freed, and whose freeing is not on disk yet.
+//! Busy extents: freed, but the freeing is not on disk yet.
 //!
-//! If a crash takes the freeing back, the old owner has its blocks again: whatever was written into them in between
-//! past the journal would be damage. So blocks stay busy from the commit that freed them until the checkpoint that
-//! holds it is on disk.
+//! If a crash undoes the freeing, the old owner has its blocks again. Whatever was written to them in between, not
+//! through the journal, would be damage. So blocks stay busy from the commit that freed them until its checkpoint is on
+//! disk.
 //!
 //! Invariants:
-//! - the extents of a group do not overlap; a block that is freed again is busy for the later commit alone (its checkpoint
-//!   cannot reach the disk before the earlier one's);
-//! - what is busy is also kept as runs that do not touch: small files that were removed lie one behind the other, and who
-//!   looks for free blocks passes over all of them at once.
+//! - the extents of a group do not overlap. A block that is freed again is busy only for the later commit, whose
+//!   checkpoint cannot reach the disk before the earlier one's;
+//! - busy extents are also kept merged into runs that do not touch: small removed files lie one after the other, and a
+//!   search for free blocks skips all of them at once.
 
-use super::Run;
+use super::AgExtent;
 use lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeMap, HashMap};
@@ -23,7 +23,7 @@ use xfs_format::types::AgNumber;
 #[derive(Debug)]
 pub struct BusyMark {
     id: u64,
-    runs: Vec<(AgNumber, Run)>,
+    runs: Vec<(AgNumber, AgExtent)>,
 }
 
 impl BusyMark {
@@ -34,12 +34,13 @@ impl BusyMark {
 
     /// What it made busy.
     #[cfg(test)]
-    pub fn runs(&self) -> &[(AgNumber, Run)] {
+    pub fn runs(&self) -> &[(AgNumber, AgExtent)] {
         &self.runs
     }
 }
 
-/// A mark that ends when it is dropped; not where that is by a panic, as nobody knows then what is in the log.
+/// A mark that ends when the guard is dropped. If it is dropped by a panic, the mark stays, because nobody knows what
+/// is in the log.
 #[derive(Debug)]
 pub struct BusyGuard {
     busy: Arc<BusyExtents>,
@@ -47,7 +48,7 @@ pub struct BusyGuard {
 }
 
 impl BusyGuard {
-    /// Lets the blocks be busy for good, as what freed them is in no log and never will be.
+    /// Leaves the blocks busy for good: what freed them is in no log and never will be.
     pub fn keep(mut self) {
         self.mark = None;
     }
@@ -72,20 +73,20 @@ type Entries = BTreeMap<u32, Entry>;
 /// What is busy in a group.
 #[derive(Debug, Default)]
 struct Busy {
-    /// By the commits that freed it.
+    /// The extents with the commits that freed them.
     entries: Entries,
-    /// All of it: the length of each run, by where it begins. None touches another.
+    /// The merged runs: length by first block. No run touches another.
     runs: BTreeMap<u32, u32>,
 }
 
 impl Busy {
-    fn mark(&mut self, run: Run, id: u64) {
+    fn mark(&mut self, run: AgExtent, id: u64) {
         cut(&mut self.entries, run, |_| true);
         self.entries.insert(run.start.0, Entry { len: run.len, id });
         self.cover(run);
     }
 
-    fn release(&mut self, run: Run, id: u64) {
+    fn release(&mut self, run: AgExtent, id: u64) {
         for part in cut(&mut self.entries, run, |of| of == id) {
             self.uncover(part);
         }
@@ -93,36 +94,36 @@ impl Busy {
     }
 
     /// The run that has block `at`.
-    fn run_at(&self, at: u32) -> Option<Run> {
+    fn run_at(&self, at: u32) -> Option<AgExtent> {
         self.run_from(..=at).filter(|run| run.end() > at.into())
     }
 
-    fn run_from(&self, starts: impl RangeBounds<u32>) -> Option<Run> {
-        self.runs.range(starts).next_back().map(|(&start, &len)| Run::new(start, len))
+    fn run_from(&self, starts: impl RangeBounds<u32>) -> Option<AgExtent> {
+        self.runs.range(starts).next_back().map(|(&start, &len)| AgExtent::new(start, len))
     }
 
-    /// Adds a run, and joins it with those that it overlaps or touches.
-    fn cover(&mut self, run: Run) {
+    /// Adds a run, merging it with those that it overlaps or touches.
+    fn cover(&mut self, run: AgExtent) {
         let (mut start, mut end) = (u64::from(run.start.0), run.end());
         let last = u32::try_from(end).unwrap_or(u32::MAX);
         while let Some(near) = self.run_from(..=last).filter(|near| near.end() >= start) {
             self.runs.remove(&near.start.0);
             (start, end) = (start.min(near.start.0.into()), end.max(near.end()));
         }
-        if let Some(all) = Run::between(start, end) {
+        if let Some(all) = AgExtent::between(start, end) {
             self.runs.insert(all.start.0, all.len);
         }
     }
 
-    /// Takes a run out, all of which is busy.
-    fn uncover(&mut self, run: Run) {
+    /// Removes a run, all of which is busy.
+    fn uncover(&mut self, run: AgExtent) {
         let Some(whole) = self.run_at(run.start.0).filter(|whole| whole.end() >= run.end()) else {
             debug_assert!(false, "what was busy is covered");
             return;
         };
         self.runs.remove(&whole.start.0);
-        let before = Run::between(whole.start.0.into(), run.start.0.into());
-        for rest in [before, Run::between(run.end(), whole.end())].into_iter().flatten() {
+        let before = AgExtent::between(whole.start.0.into(), run.start.0.into());
+        for rest in [before, AgExtent::between(run.end(), whole.end())].into_iter().flatten() {
             self.runs.insert(rest.start.0, rest.len);
         }
     }
@@ -165,10 +166,10 @@ impl Default for BusyExtents {
 }
 
 impl BusyExtents {
-    /// Makes extents busy. To be called by a commit before anything of it can get onto the disk, and while it holds
-    /// the headers of their groups locked; the mark goes with the checkpoint, which gives it to
-    /// [`release`](Self::release) when it is on disk.
-    pub fn mark(&self, runs: Vec<(AgNumber, Run)>) -> BusyMark {
+    /// Makes extents busy. A commit must call this before anything of it can get to disk, and while it has the headers
+    /// of their groups locked. The checkpoint keeps the mark and passes it to [`release`](Self::release) once it is on
+    /// disk.
+    pub fn mark(&self, runs: Vec<(AgNumber, AgExtent)>) -> BusyMark {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         for &(ag, run) in &runs {
             let mut shard = self.shard(ag).write();
@@ -178,8 +179,8 @@ impl BusyExtents {
         BusyMark { id, runs }
     }
 
-    /// As [`mark`](Self::mark), until the guard is dropped: with the checkpoint, or with a commit that failed.
-    pub fn guard(self: &Arc<Self>, runs: Vec<(AgNumber, Run)>) -> BusyGuard {
+    /// Like [`mark`](Self::mark), until the guard is dropped: with the checkpoint, or with a failed commit.
+    pub fn guard(self: &Arc<Self>, runs: Vec<(AgNumber, AgExtent)>) -> BusyGuard {
         BusyGuard { busy: Arc::clone(self), mark: Some(self.mark(runs)) }
     }
 
@@ -202,21 +203,21 @@ impl BusyExtents {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// The first busy run that ends behind block `at`. No other adjoins it.
-    pub fn behind(&self, ag: AgNumber, at: u32) -> Option<Run> {
+    /// The first busy run that ends after block `at`. No other run adjoins it.
+    pub fn behind(&self, ag: AgNumber, at: u32) -> Option<AgExtent> {
         self.look(ag, |group| {
-            let next = || group.runs.range(at..).next().map(|(&start, &len)| Run::new(start, len));
+            let next = || group.runs.range(at..).next().map(|(&start, &len)| AgExtent::new(start, len));
             group.run_at(at).or_else(next)
         })
     }
 
-    /// The last busy run that begins before block `end`. No other adjoins it.
-    pub fn before(&self, ag: AgNumber, end: u64) -> Option<Run> {
+    /// The last busy run that begins before block `end`. No other run adjoins it.
+    pub fn before(&self, ag: AgNumber, end: u64) -> Option<AgExtent> {
         let end = u32::try_from(end).map_or(Bound::Unbounded, Bound::Excluded);
         self.look(ag, |group| group.run_from((Bound::Unbounded, end)))
     }
 
-    fn look(&self, ag: AgNumber, look: impl FnOnce(&Busy) -> Option<Run>) -> Option<Run> {
+    fn look(&self, ag: AgNumber, look: impl FnOnce(&Busy) -> Option<AgExtent>) -> Option<AgExtent> {
         if !self.any() {
             return None;
         }
@@ -228,28 +229,29 @@ impl BusyExtents {
     }
 }
 
-/// The parts of `run` that entries cover, and whose they are.
-fn overlaps(group: &Entries, run: Run) -> impl Iterator<Item = (Run, u64)> + '_ {
+/// The parts of `run` that entries cover, each with its commit.
+fn overlaps(group: &Entries, run: AgExtent) -> impl Iterator<Item = (AgExtent, u64)> + '_ {
     let before = group.range(..run.start.0).next_back();
     let behind = group.range(run.start.0..).take_while(move |(start, _)| u64::from(**start) < run.end());
     before.into_iter().chain(behind).filter_map(move |(&start, entry)| {
-        let whole = Run::new(start, entry.len);
-        let part = Run::between(start.max(run.start.0).into(), whole.end().min(run.end()))?;
+        let whole = AgExtent::new(start, entry.len);
+        let part = AgExtent::between(start.max(run.start.0).into(), whole.end().min(run.end()))?;
         Some((part, entry.id))
     })
 }
 
-/// Takes `run` out of the entries whose number passes `which`; gives what was taken.
-fn cut(group: &mut Entries, run: Run, which: impl Fn(u64) -> bool) -> Vec<Run> {
+/// Removes `run` from the entries whose commit number passes `which`. Returns what was removed.
+fn cut(group: &mut Entries, run: AgExtent, which: impl Fn(u64) -> bool) -> Vec<AgExtent> {
     let hit: Vec<_> = overlaps(group, run).filter(|&(_, id)| which(id)).collect();
     for &(part, id) in &hit {
         // An entry begins at or before its part.
         let Some((&start, &entry)) = group.range(..=part.start.0).next_back() else { continue };
-        let whole = Run::new(start, entry.len);
+        let whole = AgExtent::new(start, entry.len);
         group.remove(&start);
-        for rest in [Run::between(start.into(), part.start.0.into()), Run::between(part.end(), whole.end())]
-            .into_iter()
-            .flatten()
+        for rest in
+            [AgExtent::between(start.into(), part.start.0.into()), AgExtent::between(part.end(), whole.end())]
+                .into_iter()
+                .flatten()
         {
             group.insert(rest.start.0, Entry { len: rest.len, id });
         }
@@ -263,17 +265,17 @@ mod tests {
 
     const AG: AgNumber = AgNumber(3);
 
-    /// All that is busy in a group, from its front on.
+    /// All busy extents of a group, in order.
     fn all(busy: &BusyExtents, ag: AgNumber) -> Vec<(u32, u32)> {
-        let next = |run: &Run| busy.behind(ag, u32::try_from(run.end()).unwrap());
+        let next = |run: &AgExtent| busy.behind(ag, u32::try_from(run.end()).unwrap());
         std::iter::successors(busy.behind(ag, 0), next).map(|run| (run.start.0, run.len)).collect()
     }
 
     #[test]
     fn a_later_freeing_outlives_an_earlier_one() {
         let busy = BusyExtents::default();
-        let first = busy.mark(vec![(AG, Run::new(10, 10)), (AgNumber(4), Run::new(1, 1))]);
-        let second = busy.mark(vec![(AG, Run::new(14, 2))]);
+        let first = busy.mark(vec![(AG, AgExtent::new(10, 10)), (AgNumber(4), AgExtent::new(1, 1))]);
+        let second = busy.mark(vec![(AG, AgExtent::new(14, 2))]);
         assert_eq!(all(&busy, AG), [(10, 10)]);
         busy.release(first);
         assert_eq!(all(&busy, AG), [(14, 2)]);
@@ -282,13 +284,14 @@ mod tests {
         assert!(!busy.any() && all(&busy, AG).is_empty());
     }
 
-    /// A walk among the blocks of small files that were removed met each of them, and gave up before it came to the end.
+    /// Regression: a search among the blocks of small removed files met each of them, and gave up before it came to the
+    /// end.
     #[test]
     fn what_adjoins_is_passed_over_at_once() {
         let busy = BusyExtents::default();
-        let marks: Vec<_> = (0..100).map(|nth| busy.mark(vec![(AG, Run::new(nth * 4, 4))])).collect();
+        let marks: Vec<_> = (0..100).map(|nth| busy.mark(vec![(AG, AgExtent::new(nth * 4, 4))])).collect();
         assert_eq!(all(&busy, AG), [(0, 400)]);
-        assert_eq!(busy.before(AG, 300), Some(Run::new(0, 400)));
+        assert_eq!(busy.before(AG, 300), Some(AgExtent::new(0, 400)));
         let mut left = Vec::new();
         for (nth, mark) in marks.into_iter().enumerate() {
             if nth % 10 == 0 { left.push(mark) } else { busy.release(mark) }
@@ -298,7 +301,7 @@ mod tests {
         assert!(!busy.any() && all(&busy, AG).is_empty());
     }
 
-    /// Against a model that knows of each block which commit freed it last.
+    /// Compares with a model that knows for each block which commit freed it last.
     #[test]
     fn runs_are_those_of_all_blocks_that_are_busy() {
         const BLOCKS: u32 = 64;
@@ -308,7 +311,7 @@ mod tests {
             for step in 0..60 {
                 if marks.is_empty() || rng.bool() {
                     let start = rng.u32(..BLOCKS);
-                    let run = Run::new(start, rng.u32(1..=(BLOCKS - start).min(12)));
+                    let run = AgExtent::new(start, rng.u32(1..=(BLOCKS - start).min(12)));
                     let mark = busy.mark(vec![(AG, run)]);
                     blocks[start as usize..run.end() as usize].fill(mark.id);
                     marks.push(mark);
@@ -332,8 +335,8 @@ mod tests {
     #[test]
     fn neighbours_are_found_from_both_sides() {
         let busy = BusyExtents::default();
-        let _mark = busy.mark(vec![(AG, Run::new(10, 10)), (AG, Run::new(30, 5))]);
-        let (first, second) = (Some(Run::new(10, 10)), Some(Run::new(30, 5)));
+        let _mark = busy.mark(vec![(AG, AgExtent::new(10, 10)), (AG, AgExtent::new(30, 5))]);
+        let (first, second) = (Some(AgExtent::new(10, 10)), Some(AgExtent::new(30, 5)));
         let behind = |at| busy.behind(AG, at);
         assert_eq!([behind(0), behind(10), behind(19)], [first; 3]);
         assert_eq!([behind(20), behind(34), behind(35)], [second, second, None]);

@@ -1,15 +1,18 @@
-//! Room that groups promise to their reverse maps while a change, which cannot end half-way, cuts what owners have there
-//! into many pieces.
+//! Claims: room that groups promise to their rmap trees while a change that cannot stop half-way cuts extents into many
+//! pieces.
 //!
 //! Invariants:
-//! - a claim is made with the group's AGF locked, and whoever allocates in the group looks at claims behind that lock: what
-//!   was claimed is there until the claim is dropped;
-//! - it comes on top of what the group keeps for its reverse map, as others may use that meanwhile; and it is reserved of the
-//!   volume's free blocks before a group holds it back, so that no group gives less than was promised of it;
-//! - the transaction that holds a claim has what its reverse maps grow by out of it: what is left is what may still come;
-//! - who makes more pieces without a claim leaves to claims what they are for;
-//! - what is promised to copies that are to come is a claim on each group whose blocks they copy, and on each where they are
-//!   staged, that grows and shrinks with the records they may bring. Who takes such copies has the room out of it.
+//! - a claim is made with the group's AGF locked, and allocations in the group read the claims under that lock. So
+//!   claimed room stays until the claim is dropped;
+//! - a claim is in addition to the group's reservation for its rmap tree, because others may use that meanwhile. It is
+//!   reserved from the volume's free blocks before a group holds it back, so that no group gives less than was promised
+//!   of it;
+//! - the transaction that holds a claim has the growth of its rmap trees deducted from it: the rest is for growth still
+//!   to come;
+//! - a change that makes more pieces without a claim leaves the claimed room alone;
+//! - what is promised to future copies is a claim on each group whose blocks they copy, and on each where they are
+//!   staged. It grows and shrinks with the records that they may add. Whoever commits such copies takes the room from
+//!   it.
 
 use crate::counters::Counters;
 use crate::error::Result;
@@ -21,14 +24,14 @@ use xfs_format::types::AgNumber;
 /// The claims on all groups of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// How many there are: none, where nobody copies.
+    /// Their number. 0 if nobody copies.
     count: AtomicUsize,
     blocks: Mutex<BTreeMap<AgNumber, u32>>,
-    /// What is promised to copies that are to come.
+    /// What is promised to future copies.
     promised: Mutex<BTreeMap<AgNumber, Promised>>,
 }
 
-/// Of one group: so many records, and the blocks that are claimed for them.
+/// The promise of one group: a number of records, and the blocks that are claimed for them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Promised {
     records: u64,
@@ -36,16 +39,16 @@ struct Promised {
 }
 
 impl Claims {
-    /// Blocks that are claimed of a group, whose AGF the caller has locked, or who only wants to know roughly.
+    /// Blocks that are claimed in a group. The caller has its AGF locked, or only needs an estimate.
     pub(super) fn of(&self, ag: AgNumber) -> u32 {
-        // Behind the lock of an AGF that a claim was made under.
+        // Ordered by the lock of the AGF under which a claim was made.
         if self.count.load(Ordering::Acquire) == 0 {
             return 0;
         }
         self.blocks.lock().get(&ag).copied().unwrap_or(0)
     }
 
-    /// The same without what is promised to copies: by one look, as what is promised grows and shrinks meanwhile.
+    /// The same without what is promised to copies. Read under one lock, because promises grow and shrink meanwhile.
     pub(super) fn of_others(&self, ag: AgNumber) -> u32 {
         if self.count.load(Ordering::Acquire) == 0 {
             return 0;
@@ -62,8 +65,9 @@ impl Claims {
         self.promised.lock().is_empty()
     }
 
-    /// Promises room for so many records more to copies of a group's blocks, if `reserve` gives so many blocks more. `growth`
-    /// says how many blocks so many records may take. The caller has the group's AGF locked.
+    /// Promises room for `records` more records to copies of a group's blocks, if `reserve` succeeds for the blocks
+    /// that this takes. `growth` says how many blocks a number of records may take. The caller has the group's AGF
+    /// locked.
     pub(super) fn promise(
         &self,
         ag: AgNumber,
@@ -84,13 +88,15 @@ impl Claims {
         Ok(())
     }
 
-    /// Of what is promised, so many records have come, or never will: gives how many blocks are the caller's to return.
+    /// Ends the promise for this many records: they have come, or never will. Returns how many blocks the caller must
+    /// return.
     pub(super) fn end_promise(&self, ag: AgNumber, records: u64) -> u32 {
         let mut promised = self.promised.lock();
         let Some(now) = promised.get_mut(&ag) else { return 0 };
         debug_assert!(records <= now.records, "it was promised");
         now.records = now.records.saturating_sub(records);
-        // A tree never grows by more blocks than it gets records and levels: with fewer records left, fewer may come.
+        // A tree never grows by more blocks than it gets records and levels. With fewer records left, fewer blocks may
+        // be needed.
         let most = u32::try_from(now.records.saturating_mul(2)).unwrap_or(u32::MAX);
         let free = now.blocks.saturating_sub(most);
         now.blocks -= free;
@@ -108,13 +114,13 @@ impl Claims {
         free
     }
 
-    /// Nothing yet. What is claimed is reserved of these counters.
+    /// An empty claim. Its blocks will be reserved from `counters`.
     pub(super) fn begin<'a>(&'a self, counters: &'a Counters) -> OwnerClaim<'a> {
         OwnerClaim { claims: self, counters, held: BTreeMap::new() }
     }
 }
 
-/// Room that one change has claimed, until this is dropped.
+/// Room that one change has claimed. Dropping it ends the claim.
 #[derive(Debug)]
 #[must_use = "the room is anybody's again when this is dropped"]
 pub struct OwnerClaim<'a> {
@@ -123,16 +129,17 @@ pub struct OwnerClaim<'a> {
     held: BTreeMap<AgNumber, Held>,
 }
 
-/// Blocks of one group.
+/// The claim on one group.
 #[derive(Debug)]
 struct Held {
     claimed: u32,
-    /// What it has not used of them.
+    /// Blocks of it that are not used yet.
     left: u32,
 }
 
 impl OwnerClaim<'_> {
-    /// Claims so many blocks of a group. The caller has its AGF locked. [`NoSpace`](crate::Error::NoSpace) claims nothing.
+    /// Claims this many blocks of a group. The caller has its AGF locked. After [`NoSpace`](crate::Error::NoSpace)
+    /// nothing is claimed.
     pub(super) fn add(&mut self, ag: AgNumber, blocks: u32) -> Result<()> {
         debug_assert!(!self.held.contains_key(&ag), "once a group");
         self.counters.reserve_blocks(blocks.into())?;
@@ -142,7 +149,7 @@ impl OwnerClaim<'_> {
         Ok(())
     }
 
-    /// The reverse map of a group grew by so many blocks for the change that has the claim, or shrank.
+    /// The rmap tree of a group grew by this many blocks (or shrank) for the change that has the claim.
     pub(crate) fn grew(&mut self, ag: AgNumber, by: i32) {
         let Some(held) = self.held.get_mut(&ag) else { return };
         let mut all = self.claims.blocks.lock();
@@ -163,7 +170,7 @@ impl Drop for OwnerClaim<'_> {
                 }
             }
             self.claims.count.fetch_sub(1, Ordering::Release);
-            // The group gives it again: now it may be promised.
+            // The group no longer holds it back, so it may be promised again.
             self.counters.return_blocks(held.claimed.into());
         }
     }

@@ -1,79 +1,80 @@
-//! Allocating and freeing in one group, whose AGF the transaction has locked.
+//! Allocating and freeing in one group whose AGF the transaction has locked.
 
-use super::agfl::{self, RingUse};
+use super::agfl::{self, AgflUse};
 use super::limits::Limits;
 use super::seam::{SpaceStore, Spent};
-use super::search::{Found, Search};
-use super::{Place, Purpose, Request, Run, space};
+use super::search::{Search, SearchResult};
+use super::{AgExtent, AgTarget, Purpose, Request, space};
 use crate::error::{Error, Result};
 use crate::rmap::RmapOwner;
 use xfs_format::error::FormatError;
 use xfs_format::types::{AgBlock, AgNumber};
 
-/// Blocks by which an overfull ring is shortened in one go: it need not be exact, and each costs a change of trees.
-const RING_SHRINK_STEPS: u32 = 4;
-/// Rounds of filling the ring: filling may raise a tree, which raises the minimum.
-const RING_FILL_STEPS: u32 = 64;
+/// How many blocks an overfull AGFL is shortened by at once. It need not be exact, and each block costs a change of
+/// trees.
+const AGFL_SHRINK_STEPS: u32 = 4;
+/// Maximum rounds of filling the AGFL: filling may raise a tree, which raises the minimum.
+const AGFL_FILL_STEPS: u32 = 64;
 
-/// What came of asking a group for blocks.
+/// The result of asking a group for blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum GroupOutcome {
     /// These blocks are the caller's.
-    Got(Run),
-    /// The group has no room for them.
+    Got(AgExtent),
+    /// The group has no room.
     Full,
-    /// It may have once the busy extents are not busy any more.
+    /// It may have room once busy extents are no longer busy.
     Busy,
 }
 
 /// One group, locked.
 #[derive(Debug)]
-pub struct Group<'s, S: ?Sized> {
+pub struct LockedAg<'s, S: ?Sized> {
     store: &'s mut S,
     limits: &'s Limits,
     ag: AgNumber,
-    /// Blocks that are not given out for ordinary purposes ([`Limits::group_reserve`]).
-    reserve: u32,
+    /// Blocks that are not given out for ordinary purposes ([`Limits::ag_reservation`]).
+    reserved: u32,
 }
 
-impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
+impl<'s, S: SpaceStore + ?Sized> LockedAg<'s, S> {
     /// The group `ag`, of which `reserve` blocks are kept back.
     pub fn new(store: &'s mut S, limits: &'s Limits, ag: AgNumber, reserve: u32) -> Self {
-        Self { store, limits, ag, reserve }
+        Self { store, limits, ag, reserved: reserve }
     }
 
-    /// Allocates what `request` says at `place`.
-    pub fn allocate(&mut self, place: Place, request: Request) -> Result<Outcome> {
+    /// Allocates for `request` at `place`.
+    pub fn allocate(&mut self, place: AgTarget, request: Request) -> Result<GroupOutcome> {
         debug_assert!(request.min > 0 && request.min <= request.max && request.align > 0);
-        let Some(request) = self.within_room(request)? else { return Ok(Outcome::Full) };
-        // Before the ring is touched: a group that was not changed can be given back.
-        if let other @ (Found::Nothing | Found::Busy) = self.search(place, request)? {
-            return Ok(if other == Found::Busy { Outcome::Busy } else { Outcome::Full });
+        let Some(request) = self.within_room(request)? else { return Ok(GroupOutcome::Full) };
+        // Before the AGFL is touched, because the lock of an unchanged group can be released.
+        if let other @ (SearchResult::Nothing | SearchResult::Busy) = self.search(place, request)? {
+            return Ok(if other == SearchResult::Busy { GroupOutcome::Busy } else { GroupOutcome::Full });
         }
-        if !self.settle_ring()? {
-            return Ok(Outcome::Full);
+        if !self.fix_freelist()? {
+            return Ok(GroupOutcome::Full);
         }
-        let Some(request) = self.within_room(request)? else { return Ok(Outcome::Full) };
+        let Some(request) = self.within_room(request)? else { return Ok(GroupOutcome::Full) };
         match self.search(place, request)? {
-            Found::Nothing => Ok(Outcome::Full),
-            Found::Busy => Ok(Outcome::Busy),
-            Found::Fit(fit) => {
+            SearchResult::Nothing => Ok(GroupOutcome::Full),
+            SearchResult::Busy => Ok(GroupOutcome::Busy),
+            SearchResult::Fit(fit) => {
                 space::take(self.store, self.ag, fit.whole, fit.part)?;
                 if let Some(owner) = request.owner {
                     self.store.record_owner(self.ag, fit.part, owner)?;
                 }
                 self.store.spend(spent(request.purpose, i64::from(fit.part.len)))?;
-                Ok(Outcome::Got(fit.part))
+                Ok(GroupOutcome::Got(fit.part))
             }
         }
     }
 
-    /// Frees blocks of an owner; of none where the reverse map does not have them any more. They stay busy until this is
-    /// on disk. Needs no free block.
-    pub fn free(&mut self, run: Run, purpose: Purpose, owner: Option<RmapOwner>) -> Result<()> {
+    /// Frees blocks of `owner`, or of no owner if the rmap tree no longer has them. They stay busy until this is on
+    /// disk. Needs no free block.
+    pub fn free(&mut self, run: AgExtent, purpose: Purpose, owner: Option<RmapOwner>) -> Result<()> {
         self.check_run(run)?;
-        // A ring that cannot be filled is left as it is: what it holds was enough for this when it was filled last.
-        self.settle_ring()?;
+        // An AGFL that cannot be filled is left as it is: its blocks were enough for this when it was last filled.
+        self.fix_freelist()?;
         self.store.forget_owner(self.ag, run, owner)?;
         space::give(self.store, self.ag, run)?;
         self.store.note_busy(self.ag, run);
@@ -81,85 +82,87 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
         Ok(())
     }
 
-    /// Adds blocks that the group got at its end, and that nobody ever had.
-    pub fn extend(&mut self, run: Run) -> Result<()> {
+    /// Adds blocks that the group got at its end and that never belonged to anybody.
+    pub fn extend(&mut self, run: AgExtent) -> Result<()> {
         self.check_run(run)?;
-        self.settle_ring()?;
+        self.fix_freelist()?;
         space::give(self.store, self.ag, run)?;
         self.store.spend(spent(Purpose::Data, -i64::from(run.len)))
     }
 
-    /// Has the ring hold what a change of a tree may need, if there are blocks for it: else what it holds was enough when
-    /// it was filled last.
+    /// Fills the AGFL with what a tree change may need, if there are blocks for it. Otherwise its blocks were enough
+    /// when it was last filled.
     pub fn prepare(&mut self) -> Result<()> {
-        self.settle_ring().map(drop)
+        self.fix_freelist().map(drop)
     }
 
-    /// The request, cut to what the group can give without touching what is owed to others; `None`: too little.
+    /// The request limited to what the group can give without touching what it owes to others. `None` if that is too
+    /// little.
     fn within_room(&self, request: Request) -> Result<Option<Request>> {
         let agf = self.store.agf(self.ag)?;
-        let room = self.limits.room(agf, self.reserve, request.purpose);
+        let room = self.limits.room(agf, self.reserved, request.purpose);
         let available = room.available.saturating_sub(request.min_left);
         if room.longest < request.min || available < request.min {
             return Ok(None);
         }
-        // Cut to what is there in all, not to the longest run: which extent that leaves is the search's choice.
+        // Limit it to all that is available, not to the longest extent: which extent to use is up to the search.
         let max = request.max.min(available);
         Ok(Some(Request { max, ..request }))
     }
 
-    fn search(&mut self, place: Place, request: Request) -> Result<Found> {
+    fn search(&mut self, place: AgTarget, request: Request) -> Result<SearchResult> {
         let mut search = Search::new(&mut *self.store, self.ag, request);
         match place {
-            Place::Any => search.by_size(),
-            Place::Near(target) => search.near(target),
-            Place::Exact(start) => search.exact(start),
+            AgTarget::Any => search.by_size(),
+            AgTarget::Near(target) => search.near(target),
+            AgTarget::Exact(start) => search.exact(start),
         }
     }
 
-    /// Brings the ring to the length that a change of the trees may need; `false` if there are not enough blocks.
-    fn settle_ring(&mut self) -> Result<bool> {
-        for _ in 0..RING_SHRINK_STEPS {
+    /// Brings the AGFL to the length that a change of the trees may need. Returns `false` if there are not enough
+    /// blocks.
+    fn fix_freelist(&mut self) -> Result<bool> {
+        for _ in 0..AGFL_SHRINK_STEPS {
             let agf = self.store.agf(self.ag)?;
-            if agf.flcount.get() <= self.limits.ring_minimum(agf) {
+            if agf.flcount.get() <= self.limits.min_freelist(agf) {
                 break;
             }
-            let Some(block) = agfl::take(self.store, self.ag, RingUse::Space)? else { break };
-            let run = Run { start: block, len: 1 };
+            let Some(block) = agfl::take(self.store, self.ag, AgflUse::Space)? else { break };
+            let run = AgExtent { start: block, len: 1 };
             self.store.forget_owner(self.ag, run, Some(RmapOwner::SPACE_TREES))?;
             space::give(self.store, self.ag, run)?;
         }
-        for _ in 0..RING_FILL_STEPS {
+        for _ in 0..AGFL_FILL_STEPS {
             let agf = self.store.agf(self.ag)?;
-            let missing = self.limits.ring_minimum(agf).saturating_sub(agf.flcount.get());
+            let missing = self.limits.min_freelist(agf).saturating_sub(agf.flcount.get());
             if missing == 0 {
                 return Ok(true);
             }
-            match self.find_for_ring(missing)? {
-                Found::Fit(fit) => {
+            match self.find_for_agfl(missing)? {
+                SearchResult::Fit(fit) => {
                     space::take(self.store, self.ag, fit.whole, fit.part)?;
                     for block in fit.part.start.0..fit.part.start.0.saturating_add(fit.part.len) {
-                        agfl::put(self.store, self.ag, AgBlock(block), RingUse::Space)?;
+                        agfl::put(self.store, self.ag, AgBlock(block), AgflUse::Space)?;
                     }
                     self.store.record_owner(self.ag, fit.part, RmapOwner::SPACE_TREES)?;
                 }
-                Found::Nothing | Found::Busy => return Ok(false),
+                SearchResult::Nothing | SearchResult::Busy => return Ok(false),
             }
         }
         Ok(false)
     }
 
-    /// Blocks for the ring: such as nobody waits for, if they are found soon, or else busy ones.
-    fn find_for_ring(&mut self, missing: u32) -> Result<Found> {
+    /// Blocks for the AGFL: blocks that are not busy, if some are found soon, otherwise busy ones.
+    fn find_for_agfl(&mut self, missing: u32) -> Result<SearchResult> {
         let request = Request::new(1, missing, Purpose::Metadata);
         match Search::new(&mut *self.store, self.ag, request).by_size_soon()? {
-            Found::Busy => Search::new(&mut *self.store, self.ag, request).taking_busy().by_size(),
+            SearchResult::Busy => Search::new(&mut *self.store, self.ag, request).taking_busy().by_size(),
             other => Ok(other),
         }
     }
 
-    /// Blocks to be freed lie in the group, behind its headers.
-    fn check_run(&self, run: Run) -> Result<()> {
+    /// Blocks to be freed must lie in the group, after its headers.
+    fn check_run(&self, run: AgExtent) -> Result<()> {
         let geometry = self.store.geometry();
         let blocks = geometry.ag_blocks_of(self.ag);
         let headers = (4 * geometry.sector_size).div_ceil(geometry.block_size);
@@ -171,10 +174,10 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
     }
 }
 
-/// How blocks for a purpose are counted.
+/// How blocks for a purpose are accounted for.
 fn spent(purpose: Purpose, blocks: i64) -> Spent {
     match purpose {
         Purpose::Data | Purpose::Metadata => Spent::Reserved(blocks),
-        Purpose::ReservedTree => Spent::FromPool(blocks),
+        Purpose::ReservedTree => Spent::FromAgReservation(blocks),
     }
 }

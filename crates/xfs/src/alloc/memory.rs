@@ -1,12 +1,12 @@
-//! Groups made of plain memory, for tests of the allocator.
+//! Groups in plain memory, for tests of the allocator.
 //!
-//! A tree is an ordered set that claims and returns blocks through the ring as a tree of its size would, so that
-//! growth and shrinking of trees are part of every test.
+//! A tree is an ordered set that takes and returns blocks through the AGFL as a tree of its size would, so that growth
+//! and shrinking of trees are part of every test.
 
-use super::agfl::{self, RingUse};
+use super::agfl::{self, AgflUse};
 use super::busy::{BusyExtents, BusyMark};
-use super::seam::{Freed, Order, SpaceStore, Spent, VolumeStore};
-use super::{Limits, Run};
+use super::seam::{FreeTree, Freed, SpaceStore, Spent, VolumeStore};
+use super::{AgExtent, Limits};
 use crate::error::{Error, Result};
 use crate::rmap::RmapOwner;
 use crate::testing::geometry;
@@ -18,17 +18,17 @@ use xfs_format::geometry::{DataBlocks, Geometry};
 use xfs_format::types::{AgBlock, AgNumber};
 use zerocopy::FromZeros;
 
-/// Records of a leaf and children of an inner block of the pretended trees: as few as real ones may have.
+/// Records per leaf and children per inner block of the simulated trees: the minimum of real ones.
 const IN_LEAF: usize = 28;
 const IN_INNER: usize = 19;
 
 #[derive(Clone)]
 struct MemoryGroup {
     agf: Agf,
-    ring: Vec<u32>,
-    sets: [BTreeMap<(u32, u32), Run>; 2],
+    agfl: Vec<u32>,
+    sets: [BTreeMap<(u32, u32), AgExtent>; 2],
     blocks: [Vec<u32>; 2],
-    /// Whose each block is, where there is a reverse map; and the blocks of that.
+    /// The owner of each block, if there is an rmap tree; and the blocks of that tree.
     owners: BTreeMap<u32, RmapOwner>,
     map_blocks: Vec<u32>,
 }
@@ -39,7 +39,7 @@ struct State {
     groups: Vec<MemoryGroup>,
     /// Blocks used according to the counters.
     pub spent: i64,
-    pub pooled: i64,
+    pub from_ag_reservation: i64,
     pub space_trees: i64,
 }
 
@@ -49,23 +49,23 @@ pub struct MemorySpace {
     now: State,
     locked: BTreeSet<AgNumber>,
     changed: BTreeSet<AgNumber>,
-    freed: Vec<(AgNumber, Run)>,
+    freed: Vec<(AgNumber, AgExtent)>,
     pub busy: Arc<BusyExtents>,
     pub marks: Vec<BusyMark>,
-    /// Groups whose lock somebody else has for a moment.
+    /// Groups that somebody else has locked for a moment.
     pub held: BTreeSet<AgNumber>,
     looks: Cell<u64>,
 }
 
-const fn at(order: Order) -> usize {
+const fn at(order: FreeTree) -> usize {
     match order {
-        Order::Place => 0,
-        Order::Size => 1,
+        FreeTree::Bnobt => 0,
+        FreeTree::Cntbt => 1,
     }
 }
 
 impl MemorySpace {
-    /// `groups` groups of `blocks` blocks, all free but for headers, roots and the ring.
+    /// `groups` groups of `blocks` blocks, all free except for headers, roots and the AGFL.
     pub fn new(groups: u32, blocks: u32, reflink: bool) -> Self {
         let mut shape = geometry(true, 9, 0);
         shape.ag_blocks = blocks;
@@ -81,15 +81,21 @@ impl MemorySpace {
             (agf.seqno, agf.length) = (number.into(), blocks.into());
             (agf.bno_level, agf.cnt_level) = (1.into(), 1.into());
             (agf.flfirst, agf.fllast, agf.flcount) = (0.into(), 3.into(), 4.into());
-            let free = Run::new(12, blocks - 12);
+            let free = AgExtent::new(12, blocks - 12);
             (agf.freeblks, agf.longest) = (free.len.into(), free.len.into());
-            let mut ring = vec![u32::MAX; slots];
-            ring[..4].copy_from_slice(&[6, 7, 8, 9]);
-            let sets = [Order::Place, Order::Size].map(|order| BTreeMap::from([(order.rank(free), free)]));
+            let mut agfl = vec![u32::MAX; slots];
+            agfl[..4].copy_from_slice(&[6, 7, 8, 9]);
+            let sets =
+                [FreeTree::Bnobt, FreeTree::Cntbt].map(|order| BTreeMap::from([(order.rank(free), free)]));
             let (owners, map_blocks) = (BTreeMap::new(), Vec::new());
-            MemoryGroup { agf, ring, sets, blocks: [vec![4], vec![5]], owners, map_blocks }
+            MemoryGroup { agf, agfl, sets, blocks: [vec![4], vec![5]], owners, map_blocks }
         };
-        let state = State { groups: (0..groups).map(group).collect(), spent: 0, pooled: 0, space_trees: 0 };
+        let state = State {
+            groups: (0..groups).map(group).collect(),
+            spent: 0,
+            from_ag_reservation: 0,
+            space_trees: 0,
+        };
         Self {
             geometry: shape,
             committed: state.clone(),
@@ -104,7 +110,7 @@ impl MemorySpace {
         }
     }
 
-    /// The same with a reverse map in each group.
+    /// The same with an rmap tree in each group.
     pub fn with_reverse_map(mut self) -> Self {
         self.geometry.rmapbt = true;
         for group in &mut self.now.groups {
@@ -117,11 +123,11 @@ impl MemorySpace {
         self
     }
 
-    /// Changes whose blocks are, and lets the pretended map have as many blocks as its records need.
+    /// Changes the owner of blocks, and gives the simulated tree the blocks that its records need.
     fn change_owner(
         &mut self,
         ag: AgNumber,
-        run: Run,
+        run: AgExtent,
         was: Option<RmapOwner>,
         is: Option<RmapOwner>,
     ) -> Result<()> {
@@ -147,11 +153,11 @@ impl MemorySpace {
             let have = group.map_blocks.len();
             self.group_mut(ag).agf.rmap_level.set(levels);
             if have < blocks {
-                let block = agfl::take(self, ag, RingUse::ReverseMap)?.ok_or(Error::NoSpace)?;
+                let block = agfl::take(self, ag, AgflUse::ReverseMap)?.ok_or(Error::NoSpace)?;
                 self.group_mut(ag).map_blocks.push(block.0);
             } else if have > blocks {
                 let block = self.group_mut(ag).map_blocks.pop().unwrap();
-                agfl::put(self, ag, AgBlock(block), RingUse::ReverseMap)?;
+                agfl::put(self, ag, AgBlock(block), AgflUse::ReverseMap)?;
             } else {
                 self.group_mut(ag).agf.rmap_blocks.set(blocks as u32);
                 return Ok(());
@@ -186,9 +192,9 @@ impl MemorySpace {
         }
     }
 
-    /// Blocks that the counters say are used.
+    /// Blocks that are used according to the counters.
     pub fn used(&self) -> i64 {
-        self.now.spent + self.now.pooled
+        self.now.spent + self.now.from_ag_reservation
     }
 
     fn group(&self, ag: AgNumber) -> &MemoryGroup {
@@ -202,35 +208,35 @@ impl MemorySpace {
         &mut self.now.groups[ag.0 as usize]
     }
 
-    /// Lets the pretended tree have as many blocks as its records need.
-    fn grow(&mut self, ag: AgNumber, order: Order) -> Result<()> {
+    /// Gives the simulated tree the blocks that its records need.
+    fn grow(&mut self, ag: AgNumber, order: FreeTree) -> Result<()> {
         loop {
             let group = self.group(ag);
             let (blocks, levels) = shape(group.sets[at(order)].len());
             let have = group.blocks[at(order)].len();
             let agf = &mut self.group_mut(ag).agf;
             match order {
-                Order::Place => agf.bno_level.set(levels),
-                Order::Size => agf.cnt_level.set(levels),
+                FreeTree::Bnobt => agf.bno_level.set(levels),
+                FreeTree::Cntbt => agf.cnt_level.set(levels),
             }
             if have < blocks {
-                let block = agfl::take(self, ag, RingUse::Tree)?.ok_or(Error::NoSpace)?;
+                let block = agfl::take(self, ag, AgflUse::Tree)?.ok_or(Error::NoSpace)?;
                 self.group_mut(ag).blocks[at(order)].push(block.0);
             } else if have > blocks {
                 let block = self.group_mut(ag).blocks[at(order)].pop().unwrap();
-                agfl::put(self, ag, AgBlock(block), RingUse::Tree)?;
+                agfl::put(self, ag, AgBlock(block), AgflUse::Tree)?;
             } else {
                 return Ok(());
             }
         }
     }
 
-    /// Checks a group against itself; calls `each` with every block that is free or belongs to free space.
+    /// Checks a group's consistency. Calls `each` with every block that is free or belongs to the free space trees.
     pub fn check(&self, ag: AgNumber, each: &mut dyn FnMut(u32)) {
         let group = &self.now.groups[ag.0 as usize];
         let [by_place, by_size] = &group.sets;
-        let runs: Vec<Run> = by_place.values().copied().collect();
-        let mut sorted: Vec<Run> = by_size.values().copied().collect();
+        let runs: Vec<AgExtent> = by_place.values().copied().collect();
+        let mut sorted: Vec<AgExtent> = by_size.values().copied().collect();
         sorted.sort();
         assert_eq!(runs, sorted, "both trees hold the same");
         assert!(runs.windows(2).all(|pair| pair[0].end() < pair[1].start.0.into()), "joined");
@@ -239,11 +245,11 @@ impl MemorySpace {
         assert_eq!(agf.longest.get(), runs.iter().map(|run| run.len).max().unwrap_or(0));
         let tree_blocks: usize = group.blocks.iter().map(Vec::len).sum();
         assert_eq!(agf.btreeblks.get() as usize, tree_blocks - 2 + group.map_blocks.len().saturating_sub(1));
-        let slots = group.ring.len();
+        let slots = group.agfl.len();
         let (first, count) = (agf.flfirst.get() as usize, agf.flcount.get() as usize);
         assert_eq!((first + count + slots - 1) % slots, agf.fllast.get() as usize);
-        let ring: Vec<_> = (0..count).map(|nth| group.ring[(first + nth) % slots]).collect();
-        let own = || ring.iter().chain(group.blocks.iter().flatten()).chain(&group.map_blocks).copied();
+        let agfl: Vec<_> = (0..count).map(|nth| group.agfl[(first + nth) % slots]).collect();
+        let own = || agfl.iter().chain(group.blocks.iter().flatten()).chain(&group.map_blocks).copied();
         if self.geometry.rmapbt {
             assert_eq!(agf.rmap_blocks.get() as usize, group.map_blocks.len());
             let told = group.owners.iter().filter(|(_, owner)| **owner == RmapOwner::SPACE_TREES);
@@ -254,8 +260,8 @@ impl MemorySpace {
         own().for_each(each);
     }
 
-    /// The free extents of a group, and the blocks in its ring.
-    pub fn free_runs(&self, ag: AgNumber) -> (Vec<Run>, u32) {
+    /// The free extents of a group, and the blocks in its AGFL.
+    pub fn free_runs(&self, ag: AgNumber) -> (Vec<AgExtent>, u32) {
         let group = &self.now.groups[ag.0 as usize];
         (group.sets[0].values().copied().collect(), group.agf.flcount.get())
     }
@@ -265,22 +271,22 @@ impl MemorySpace {
     }
 
     /// Whether any block of a run is busy.
-    pub fn is_busy(&self, ag: AgNumber, run: Run) -> bool {
+    pub fn is_busy(&self, ag: AgNumber, run: AgExtent) -> bool {
         let marked =
             self.marks.iter().flat_map(BusyMark::runs).filter(|(of, _)| *of == ag).map(|(_, run)| *run);
         self.freed_in(ag).chain(marked).any(|busy| busy.common(run).is_some())
     }
 
-    /// How often free extents and busy ones have been looked for.
+    /// How often free and busy extents have been looked up.
     pub fn looks(&self) -> u64 {
         self.looks.get()
     }
 
-    fn look(&self) {
+    fn count_look(&self) {
         self.looks.set(self.looks.get() + 1);
     }
 
-    fn freed_in(&self, ag: AgNumber) -> impl Iterator<Item = Run> + '_ {
+    fn freed_in(&self, ag: AgNumber) -> impl Iterator<Item = AgExtent> + '_ {
         self.freed.iter().filter(move |(of, _)| *of == ag).map(|(_, run)| *run)
     }
 
@@ -289,7 +295,7 @@ impl MemorySpace {
     }
 }
 
-/// Blocks and levels of a tree of so many records.
+/// Blocks and levels of a tree of this many records.
 fn shape(records: usize) -> (usize, u32) {
     let mut level = records.div_ceil(IN_LEAF).max(1);
     let (mut blocks, mut levels) = (level, 1);
@@ -314,36 +320,36 @@ impl SpaceStore for MemorySpace {
         Ok(&mut self.group_mut(ag).agf)
     }
 
-    fn ring_slot(&mut self, ag: AgNumber, slot: u32) -> Result<u32> {
-        Ok(self.group(ag).ring[slot as usize])
+    fn agfl_slot(&mut self, ag: AgNumber, slot: u32) -> Result<u32> {
+        Ok(self.group(ag).agfl[slot as usize])
     }
 
-    fn set_ring_slot(&mut self, ag: AgNumber, slot: u32, block: u32) -> Result<()> {
-        self.group_mut(ag).ring[slot as usize] = block;
+    fn set_agfl_slot(&mut self, ag: AgNumber, slot: u32, block: u32) -> Result<()> {
+        self.group_mut(ag).agfl[slot as usize] = block;
         Ok(())
     }
 
-    fn at_or_before(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
-        self.look();
+    fn at_or_before(&mut self, ag: AgNumber, order: FreeTree, rank: (u32, u32)) -> Result<Option<AgExtent>> {
+        self.count_look();
         Ok(self.group(ag).sets[at(order)].range(..=rank).next_back().map(|(_, &run)| run))
     }
 
-    fn at_or_after(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
-        self.look();
+    fn at_or_after(&mut self, ag: AgNumber, order: FreeTree, rank: (u32, u32)) -> Result<Option<AgExtent>> {
+        self.count_look();
         Ok(self.group(ag).sets[at(order)].range(rank..).next().map(|(_, &run)| run))
     }
 
-    fn insert(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()> {
+    fn insert(&mut self, ag: AgNumber, order: FreeTree, run: AgExtent) -> Result<()> {
         assert!(self.group_mut(ag).sets[at(order)].insert(order.rank(run), run).is_none());
         self.grow(ag, order)
     }
 
-    fn remove(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()> {
+    fn remove(&mut self, ag: AgNumber, order: FreeTree, run: AgExtent) -> Result<()> {
         assert_eq!(self.group_mut(ag).sets[at(order)].remove(&order.rank(run)), Some(run));
         self.grow(ag, order)
     }
 
-    fn replace(&mut self, ag: AgNumber, order: Order, old: Run, new: Run) -> Result<()> {
+    fn replace(&mut self, ag: AgNumber, order: FreeTree, old: AgExtent, new: AgExtent) -> Result<()> {
         let set = &mut self.group_mut(ag).sets[at(order)];
         assert_eq!(set.remove(&order.rank(old)), Some(old));
         let (low, high) = (order.rank(old).min(order.rank(new)), order.rank(old).max(order.rank(new)));
@@ -352,34 +358,34 @@ impl SpaceStore for MemorySpace {
         Ok(())
     }
 
-    fn record_owner(&mut self, ag: AgNumber, run: Run, owner: RmapOwner) -> Result<()> {
+    fn record_owner(&mut self, ag: AgNumber, run: AgExtent, owner: RmapOwner) -> Result<()> {
         self.change_owner(ag, run, None, Some(owner))
     }
 
-    fn forget_owner(&mut self, ag: AgNumber, run: Run, owner: Option<RmapOwner>) -> Result<()> {
+    fn forget_owner(&mut self, ag: AgNumber, run: AgExtent, owner: Option<RmapOwner>) -> Result<()> {
         self.change_owner(ag, run, owner, None)
     }
 
-    fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<Run> {
-        self.look();
+    fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<AgExtent> {
+        self.count_look();
         let own = self.freed_in(ag).filter(|run| run.end() > at.into());
         own.chain(self.others(freed).and_then(|busy| busy.behind(ag, at))).min_by_key(|run| run.start)
     }
 
-    fn busy_before(&self, ag: AgNumber, end: u64, freed: Freed) -> Option<Run> {
-        self.look();
+    fn busy_before(&self, ag: AgNumber, end: u64, freed: Freed) -> Option<AgExtent> {
+        self.count_look();
         let own = self.freed_in(ag).filter(|run| u64::from(run.start.0) < end);
         own.chain(self.others(freed).and_then(|busy| busy.before(ag, end))).max_by_key(|run| run.end())
     }
 
-    fn note_busy(&mut self, ag: AgNumber, run: Run) {
+    fn note_busy(&mut self, ag: AgNumber, run: AgExtent) {
         self.freed.push((ag, run));
     }
 
     fn spend(&mut self, spent: Spent) -> Result<()> {
         match spent {
             Spent::Reserved(blocks) => self.now.spent += blocks,
-            Spent::FromPool(blocks) => self.now.pooled += blocks,
+            Spent::FromAgReservation(blocks) => self.now.from_ag_reservation += blocks,
             Spent::SpaceTrees(blocks) => self.now.space_trees += blocks,
         }
         Ok(())
@@ -387,12 +393,12 @@ impl SpaceStore for MemorySpace {
 }
 
 impl VolumeStore for MemorySpace {
-    fn peek_agf(&mut self, ag: AgNumber) -> Result<Agf> {
+    fn agf_snapshot(&mut self, ag: AgNumber) -> Result<Agf> {
         let state = if self.locked.contains(&ag) { &self.now } else { &self.committed };
         Ok(state.groups[ag.0 as usize].agf)
     }
 
-    fn peek_free_inode_tree_blocks(&mut self, _: AgNumber) -> Result<Option<u32>> {
+    fn finobt_blocks_snapshot(&mut self, _: AgNumber) -> Result<Option<u32>> {
         Ok(Some(1))
     }
 
@@ -422,7 +428,7 @@ impl VolumeStore for MemorySpace {
         self.locked.last().copied()
     }
 
-    fn settle_busy(&mut self) -> Result<bool> {
+    fn flush_busy(&mut self) -> Result<bool> {
         let any = self.marks.iter().any(BusyMark::any);
         self.settle(usize::MAX);
         Ok(any)

@@ -1,21 +1,21 @@
-//! The allocator against a plain set of used blocks.
+//! Tests the allocator against a plain set of used blocks.
 
 use super::memory::MemorySpace;
 use super::seam::{SpaceStore, VolumeStore};
-use super::{Group, Place, Purpose, Request, Run, Space, Target};
+use super::{AgExtent, AgTarget, LockedAg, Purpose, Request, Space, Target};
 use crate::error::Error;
 use crate::rmap::RmapOwner;
 use std::collections::{BTreeMap, BTreeSet};
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
 
-/// Whose all is that is allocated.
+/// The owner of everything that is allocated.
 const OWNER: Option<RmapOwner> = Some(RmapOwner::INODES);
 
 struct Model {
     store: MemorySpace,
     space: Space,
     rng: fastrand::Rng,
-    /// What is allocated as of the last commit, and now.
+    /// What was allocated as of the last commit, and what is now.
     committed: BTreeMap<(AgNumber, u32), u32>,
     now: BTreeMap<(AgNumber, u32), u32>,
     groups: u32,
@@ -81,16 +81,16 @@ impl Model {
         self.now.insert((ag, run.start.0), run.len);
     }
 
-    /// No group may have room for what was refused.
+    /// No group may have room for a refused request.
     fn must_be_full(&mut self, request: Request) {
         let limits = self.store.limits();
         for ag in (0..self.groups).map(AgNumber) {
-            let agf = self.store.peek_agf(ag).unwrap();
-            let keep = limits.group_reserve(ag, &agf, Some(1)) + limits.ring_minimum(&agf);
+            let agf = self.store.agf_snapshot(ag).unwrap();
+            let keep = limits.ag_reservation(ag, &agf, Some(1)) + limits.min_freelist(&agf);
             let (runs, listed) = self.store.free_runs(ag);
             let free: u32 = runs.iter().map(|run| run.len).sum::<u32>() + listed;
             let longest = runs.iter().map(|run| run.len).max().unwrap_or(0);
-            // What fills the ring may come out of the longest.
+            // Filling the AGFL may use up the longest extent.
             let room = free.saturating_sub(keep + request.min_left);
             assert!(room < request.min || longest.saturating_sub(keep) < request.min, "{ag}: {request:?}");
         }
@@ -107,7 +107,9 @@ impl Model {
         // All of it, or a part.
         let from = if self.rng.bool() { 0 } else { self.rng.u32(..len) };
         let count = if self.rng.bool() { len - from } else { self.rng.u32(1..=len - from) };
-        self.space.free(&mut self.store, ag, Run::new(start + from, count), Purpose::Data, OWNER).unwrap();
+        self.space
+            .free(&mut self.store, ag, AgExtent::new(start + from, count), Purpose::Data, OWNER)
+            .unwrap();
         self.now.remove(&(ag, start));
         if from > 0 {
             self.now.insert((ag, start), from);
@@ -133,11 +135,11 @@ impl Model {
         }
     }
 
-    /// Every block is either the model's, or free, or belongs to free space.
+    /// Every block belongs to the model, is free, or belongs to the free space trees.
     fn check(&self) {
         let mut used = 0;
         for ag in (0..self.groups).map(AgNumber) {
-            // The map's root is one of free space's blocks.
+            // The root of the rmap tree is among the blocks of the free space trees.
             let others = if self.store.geometry().rmapbt { 11..12 } else { 10..12 };
             let mut seen: BTreeSet<u32> = (0..4).chain(others).collect();
             let mut claim = |block| assert!(seen.insert(block), "block {block} of group {ag} twice");
@@ -153,7 +155,7 @@ impl Model {
 
     fn run(&mut self, steps: u32) {
         for step in 0..steps {
-            // Fill up and drain in turns.
+            // Alternately fill up and drain.
             let fill = step / 400 % 2 == 0;
             for _ in 0..self.rng.u32(1..5) {
                 if self.rng.u32(..10) < if fill { 7 } else { 2 } { self.allocate() } else { self.free() }
@@ -162,7 +164,7 @@ impl Model {
         }
         self.store.settle(usize::MAX);
         while let Some((&(ag, start), &len)) = self.now.first_key_value() {
-            self.space.free(&mut self.store, ag, Run::new(start, len), Purpose::Data, OWNER).unwrap();
+            self.space.free(&mut self.store, ag, AgExtent::new(start, len), Purpose::Data, OWNER).unwrap();
             self.now.clear();
             self.now.extend(self.committed.iter().filter(|(at, _)| **at != (ag, start)));
             self.store.commit();
@@ -198,7 +200,7 @@ fn one_group(blocks: u32) -> (MemorySpace, Space) {
 
 const AG: AgNumber = AgNumber(0);
 
-fn at(store: &mut MemorySpace, space: &Space, place: Place, request: Request) -> Option<Run> {
+fn at(store: &mut MemorySpace, space: &Space, place: AgTarget, request: Request) -> Option<AgExtent> {
     space.allocate_in(store, AG, place, request).unwrap()
 }
 
@@ -207,59 +209,67 @@ fn near_takes_the_side_that_is_nearer() {
     let (mut store, space) = one_group(1000);
     let two = Request::new(2, 2, Purpose::Metadata);
     for start in (100..200).step_by(10) {
-        // Used: 100..900 but for holes of 4 at 104, 114, …
+        // Used: 100..900 except for holes of 4 at 104, 114, …
         assert!(
-            at(&mut store, &space, Place::Exact(AgBlock(start)), Request::new(4, 4, Purpose::Data)).is_some()
+            at(&mut store, &space, AgTarget::Exact(AgBlock(start)), Request::new(4, 4, Purpose::Data))
+                .is_some()
         );
     }
-    let near = |store: &mut MemorySpace, block| at(store, &space, Place::Near(AgBlock(block)), two).unwrap();
-    assert_eq!(near(&mut store, 150), Run::new(148, 2), "behind a free extent: its end");
-    assert_eq!(near(&mut store, 151), Run::new(154, 2), "in front of one: its start");
-    assert_eq!(near(&mut store, 166), Run::new(166, 2), "within one: there");
+    let near =
+        |store: &mut MemorySpace, block| at(store, &space, AgTarget::Near(AgBlock(block)), two).unwrap();
+    assert_eq!(near(&mut store, 150), AgExtent::new(148, 2), "behind a free extent: its end");
+    assert_eq!(near(&mut store, 151), AgExtent::new(154, 2), "in front of one: its start");
+    assert_eq!(near(&mut store, 166), AgExtent::new(166, 2), "within one: there");
 }
 
 #[test]
 fn the_best_fit_is_the_smallest_that_is_long_enough() {
     let (mut store, space) = one_group(1000);
-    let all = at(&mut store, &space, Place::Any, Request::new(980, 984, Purpose::Data)).unwrap();
+    let all = at(&mut store, &space, AgTarget::Any, Request::new(980, 984, Purpose::Data)).unwrap();
     for (start, len) in [(100, 8), (200, 5), (300, 30)] {
-        space.free(&mut store, AG, Run::new(start, len), Purpose::Data, None).unwrap();
+        space.free(&mut store, AG, AgExtent::new(start, len), Purpose::Data, None).unwrap();
     }
     store.commit();
     store.settle(1);
-    assert_eq!(all, Run::new(12, 984));
+    assert_eq!(all, AgExtent::new(12, 984));
     let get = |store: &mut MemorySpace, min, max| {
-        at(store, &space, Place::Any, Request::new(min, max, Purpose::Data))
+        at(store, &space, AgTarget::Any, Request::new(min, max, Purpose::Data))
     };
-    assert_eq!(get(&mut store, 6, 6), Some(Run::new(100, 6)));
-    assert_eq!(get(&mut store, 5, 5), Some(Run::new(200, 5)));
-    assert_eq!(get(&mut store, 20, 50), Some(Run::new(300, 30)), "the most there is");
+    assert_eq!(get(&mut store, 6, 6), Some(AgExtent::new(100, 6)));
+    assert_eq!(get(&mut store, 5, 5), Some(AgExtent::new(200, 5)));
+    assert_eq!(get(&mut store, 20, 50), Some(AgExtent::new(300, 30)), "the most there is");
     assert_eq!(get(&mut store, 5, 9), None, "what is left has three and four blocks");
 }
 
 #[test]
 fn what_was_freed_waits_for_its_commit() {
     let (mut store, space) = one_group(500);
-    let run = at(&mut store, &space, Place::Any, Request::new(480, 480, Purpose::Data)).unwrap();
+    let run = at(&mut store, &space, AgTarget::Any, Request::new(480, 480, Purpose::Data)).unwrap();
     store.commit();
     store.settle(1);
     let want = Request::new(100, 100, Purpose::Data);
     space.free(&mut store, AG, run, Purpose::Data, None).unwrap();
-    assert_eq!(at(&mut store, &space, Place::Any, want), None, "freed by this very transaction");
+    assert_eq!(at(&mut store, &space, AgTarget::Any, want), None, "freed by this very transaction");
     store.abort();
     space.free(&mut store, AG, run, Purpose::Data, None).unwrap();
     store.commit();
     assert_eq!(store.marks.len(), 1);
-    assert!(at(&mut store, &space, Place::Any, want).is_some(), "the log was forced");
+    assert!(at(&mut store, &space, AgTarget::Any, want).is_some(), "the log was forced");
     assert!(store.marks.is_empty());
 }
 
 #[test]
 fn a_double_free_is_damage() {
     let (mut store, space) = one_group(500);
-    let run = at(&mut store, &space, Place::Any, Request::new(10, 10, Purpose::Data)).unwrap();
+    let run = at(&mut store, &space, AgTarget::Any, Request::new(10, 10, Purpose::Data)).unwrap();
     space.free(&mut store, AG, run, Purpose::Data, None).unwrap();
-    for again in [run, Run::new(run.start.0 + 3, 1), Run::new(450, 10), Run::new(2, 1), Run::new(499, 2)] {
+    for again in [
+        run,
+        AgExtent::new(run.start.0 + 3, 1),
+        AgExtent::new(450, 10),
+        AgExtent::new(2, 1),
+        AgExtent::new(499, 2),
+    ] {
         let error = space.free(&mut store, AG, again, Purpose::Data, None).unwrap_err();
         assert!(matches!(error, Error::Corrupt { .. }), "{again:?}: {error}");
     }
@@ -269,19 +279,19 @@ fn a_double_free_is_damage() {
 fn the_reserve_is_for_the_tree_of_free_inodes_alone() {
     let mut store = MemorySpace::new(1, 2000, true);
     let space = Space::new(store.geometry());
-    let agf = store.peek_agf(AG).unwrap();
-    let reserve = space.limits().group_reserve(AG, &agf, Some(1));
+    let agf = store.agf_snapshot(AG).unwrap();
+    let reserve = space.limits().ag_reservation(AG, &agf, Some(1));
     assert!(reserve > 50);
     let mut count = 0;
-    while at(&mut store, &space, Place::Any, Request::new(1, 7, Purpose::Metadata)).is_some() {
+    while at(&mut store, &space, AgTarget::Any, Request::new(1, 7, Purpose::Metadata)).is_some() {
         count += 1;
     }
     assert!(count > 100);
-    let agf = store.peek_agf(AG).unwrap();
-    assert_eq!(agf.freeblks.get() + agf.flcount.get(), reserve + space.limits().ring_minimum(&agf));
+    let agf = store.agf_snapshot(AG).unwrap();
+    assert_eq!(agf.freeblks.get() + agf.flcount.get(), reserve + space.limits().min_freelist(&agf));
     for _ in 0..reserve {
         let request = Request::block(Purpose::ReservedTree);
-        let outcome = Group::new(&mut store, space.limits(), AG, reserve).allocate(Place::Any, request);
-        assert!(matches!(outcome, Ok(super::group::Outcome::Got(_))));
+        let outcome = LockedAg::new(&mut store, space.limits(), AG, reserve).allocate(AgTarget::Any, request);
+        assert!(matches!(outcome, Ok(super::group::GroupOutcome::Got(_))));
     }
 }

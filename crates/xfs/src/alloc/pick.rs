@@ -1,16 +1,16 @@
 //! Choosing the group.
 //!
-//! Groups are tried from the wanted one on. First only those whose lock is free, so that threads that meet in one
-//! group spread over the others; then all, waiting for them. Whoever waits does so in ascending order and never for a
-//! group below one that it holds: this keeps transactions from waiting for each other in a circle. Groups that by
-//! their last committed AGF have too little are not locked at all. Who finds nothing in a group lets go of it, unless the
-//! transaction had it locked before: its lock is what keeps others off the group's trees, also those that are being changed.
+//! Groups are tried from the wanted one on. First only those whose lock is free, so that threads that meet in one group
+//! spread over the others. Then all of them, waiting for the lock. Waiting is only allowed in ascending order, never
+//! for a group below one that is locked; this prevents deadlocks between transactions. Groups whose last committed AGF
+//! has too little are not locked at all. If a group has nothing, its lock is released, unless the transaction had it
+//! locked before: that lock keeps others off the group's trees, including those that are being changed.
 
 use super::claims::{Claims, OwnerClaim};
-use super::group::{Group, Outcome};
+use super::group::{GroupOutcome, LockedAg};
 use super::limits::{Limits, map_growth};
 use super::seam::VolumeStore;
-use super::{Place, Purpose, Request, Run};
+use super::{AgExtent, AgTarget, Purpose, Request};
 use crate::buf::BufCache;
 use crate::counters::Counters;
 use crate::error::{Error, Result};
@@ -21,15 +21,15 @@ use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
 
-/// Records that come into a reverse map, and are not more than any change brings.
+/// Records that any change may add to an rmap tree without asking for room.
 pub const FEW: u64 = 6;
-/// How often a search begins anew after busy extents have settled.
+/// How often a search starts over after busy extents have settled.
 const SETTLE_ROUNDS: u32 = 3;
 
-/// What a change does to what owners have in a group.
+/// What a change does to the rmap tree of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owners {
-    /// What owners have is cut into pieces, which brings so many records.
+    /// Extents are cut into pieces, which adds this many records.
     InPieces(u64),
     /// The same at one place, for which room was promised before.
     Promised,
@@ -38,9 +38,9 @@ pub enum Owners {
 /// Where in the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// As near to this block as there is room, in its group if any.
+    /// As near to this block as possible, in its group if any.
     Near(FsBlock),
-    /// At this block or not at all.
+    /// Only at this block.
     Exact(FsBlock),
     /// Anywhere, preferably in this group.
     In(AgNumber),
@@ -52,11 +52,11 @@ pub struct Allocated {
     /// Their group.
     pub ag: AgNumber,
     /// Where in it.
-    pub run: Run,
+    pub run: AgExtent,
 }
 
 impl Allocated {
-    /// The volume's number of the first block.
+    /// The first block as a block number of the volume.
     pub fn start(&self, geometry: &Geometry) -> FsBlock {
         geometry.join_block(self.ag, self.run.start)
     }
@@ -69,7 +69,8 @@ pub struct Space {
     claims: Claims,
 }
 
-/// What follows from the volume's size, and stays as it is: who is at work with it as the volume grows goes on with it.
+/// Values that follow from the volume's size. They are immutable: a user goes on with the old ones while the volume
+/// grows.
 #[derive(Debug)]
 struct Bounds {
     limits: Limits,
@@ -84,12 +85,12 @@ impl Bounds {
 }
 
 impl Space {
-    /// The free space of a volume of this shape.
+    /// The free space of a volume with this geometry.
     pub fn new(geometry: &Geometry) -> Self {
         Self { at_first: Bounds::new(geometry), claims: Claims::default() }
     }
 
-    /// The volume has this shape now, which is larger. Nobody else says so at the same time.
+    /// The volume has grown to this geometry. Only one caller at a time.
     pub fn grow(&self, geometry: &Geometry) {
         let _grown = self.bounds().grown.set(Box::new(Bounds::new(geometry)));
     }
@@ -105,21 +106,20 @@ impl Space {
         &self.bounds().limits
     }
 
-    /// Blocks that count as free and that nobody may have, as the groups are now: those of the trees of free space,
-    /// what these may need to go on, and what groups keep for their other trees.
+    /// Blocks that count as free but that nobody can get, going by the groups as they are now: those of the free space
+    /// trees, what these may need, and what groups keep for their other trees.
     pub fn kept_back(&self, bufs: &BufCache, geometry: &Geometry) -> Result<u64> {
         let limits = self.limits();
         let mut kept = limits.set_aside();
         for ag in (0..geometry.ag_count()).map(AgNumber) {
             let (agf, tree) = headers(bufs, geometry, ag)?;
             kept += u64::from(agf.btreeblks.get());
-            kept += u64::from(limits.group_reserve(ag, &agf, tree));
+            kept += u64::from(limits.ag_reservation(ag, &agf, tree));
         }
         Ok(kept)
     }
 
-    /// Whether what `owners` says may be done in a group, as the group is now: the reverse map has room for that, if there is
-    /// one.
+    /// Whether the rmap tree of a group, if there is one, has room now for what `owners` says.
     pub fn has_room_for_owners(
         &self,
         bufs: &BufCache,
@@ -145,7 +145,7 @@ impl Space {
         Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(others) >= least)
     }
 
-    /// Whether blocks of a group may get one owner more, as the group is now: what tells of owners has room for that.
+    /// Whether blocks of a group may get one more owner now: whether the rmap and refcount trees have room.
     pub fn has_room_to_share(&self, bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<bool> {
         let limits = self.limits();
         let (agf, tree) = headers(bufs, geometry, ag)?;
@@ -154,8 +154,8 @@ impl Space {
             && (!geometry.rmapbt || room_for_owners() >= limits.least_to_share(ag)))
     }
 
-    /// Promises room for so many records to copies of a group's blocks that are to come. [`Error::NoSpace`]: it has too little.
-    /// Leaves the group unlocked.
+    /// Promises room for this many records to future copies of a group's blocks. [`Error::NoSpace`] if it has too
+    /// little. Leaves the group unlocked.
     pub fn promise_to_copies<S: VolumeStore + ?Sized>(
         &self,
         store: &mut S,
@@ -165,7 +165,7 @@ impl Space {
         let limits = self.limits();
         debug_assert!(!store.is_locked(ag), "nothing else relies on the lock");
         store.lock_space(ag, true)?;
-        let (agf, tree) = (*store.agf(ag)?, store.peek_free_inode_tree_blocks(ag)?);
+        let (agf, tree) = (*store.agf(ag)?, store.finobt_blocks_snapshot(ag)?);
         let (room, claimed) = (limits.room_for_owners(ag, &agf, tree), self.claims.of(ag));
         let growth = |records| map_growth(store.geometry(), agf.rmap_blocks.get(), records);
         let promised = self.claims.promise(ag, records, growth, |more| {
@@ -183,13 +183,13 @@ impl Space {
         self.claims.promise_nothing()
     }
 
-    /// Ends such a promise for so many records: they have come, or never will.
+    /// Ends such a promise for this many records: they have come, or never will.
     pub fn end_promise_to_copies(&self, counters: &Counters, ag: AgNumber, records: u64) {
         counters.return_blocks(self.claims.end_promise(ag, records).into());
     }
 
-    /// Claims room for so many records of the reverse map of each of these groups, for a change that cannot end half-way, and
-    /// reserves it of the volume's free blocks. [`Error::NoSpace`]: one has too little. Leaves no group locked.
+    /// Claims room for this many rmap records in each of these groups, for a change that cannot stop half-way, and
+    /// reserves it from the volume's free blocks. [`Error::NoSpace`] if a group has too little. Leaves no group locked.
     pub fn claim_for_owners<'a, S: VolumeStore + ?Sized>(
         &'a self,
         store: &mut S,
@@ -201,7 +201,7 @@ impl Space {
         for (&ag, &records) in wanted {
             debug_assert!(!store.is_locked(ag), "nothing else relies on the lock");
             store.lock_space(ag, true)?;
-            let (agf, tree) = (*store.agf(ag)?, store.peek_free_inode_tree_blocks(ag)?);
+            let (agf, tree) = (*store.agf(ag)?, store.finobt_blocks_snapshot(ag)?);
             let growth = map_growth(store.geometry(), agf.rmap_blocks.get(), records);
             let wanted = limits.least_to_cut(ag).saturating_add(growth).saturating_add(self.claims.of(ag));
             let has_room = limits.room_for_owners(ag, &agf, tree) >= wanted;
@@ -212,10 +212,9 @@ impl Space {
         Ok(claim)
     }
 
-    /// Allocates blocks. [`Error::NoSpace`]: no group that may be waited for has them.
+    /// Allocates blocks. [`Error::NoSpace`] if no group that may be waited for has them.
     ///
-    /// The transaction has reserved as many blocks as it asks for, so that this happens only where what is free lies
-    /// too far apart.
+    /// The transaction has reserved as many blocks as it asks for, so this fails only if free space is too fragmented.
     pub fn allocate<S: VolumeStore + ?Sized>(
         &self,
         store: &mut S,
@@ -225,7 +224,7 @@ impl Space {
         self.try_allocate(store, target, request)?.ok_or(Error::NoSpace)
     }
 
-    /// As [`allocate`](Self::allocate); `None` where that has no space.
+    /// Like [`allocate`](Self::allocate), but `None` if there is no space.
     pub fn try_allocate<S: VolumeStore + ?Sized>(
         &self,
         store: &mut S,
@@ -241,35 +240,35 @@ impl Space {
                     if wait && store.highest_locked().is_some_and(|highest| ag < highest) {
                         continue;
                     }
-                    let place = if ag == first { place } else { Place::Any };
+                    let place = if ag == first { place } else { AgTarget::Any };
                     match self.in_group(store, ag, place, request, wait)? {
-                        Outcome::Got(run) => return Ok(Some(Allocated { ag, run })),
-                        Outcome::Full => {}
-                        Outcome::Busy => busy = true,
+                        GroupOutcome::Got(run) => return Ok(Some(Allocated { ag, run })),
+                        GroupOutcome::Full => {}
+                        GroupOutcome::Busy => busy = true,
                     }
                 }
             }
-            if !busy || !store.settle_busy()? {
+            if !busy || !store.flush_busy()? {
                 return Ok(None);
             }
         }
         Ok(None)
     }
 
-    /// Allocates in one group alone, waiting for it.
+    /// Allocates only in one group, waiting for its lock.
     pub fn allocate_in<S: VolumeStore + ?Sized>(
         &self,
         store: &mut S,
         ag: AgNumber,
-        place: Place,
+        place: AgTarget,
         request: Request,
-    ) -> Result<Option<Run>> {
+    ) -> Result<Option<AgExtent>> {
         for _ in 0..SETTLE_ROUNDS {
             match self.in_group(store, ag, place, request, true)? {
-                Outcome::Got(run) => return Ok(Some(run)),
-                Outcome::Full => return Ok(None),
-                Outcome::Busy if store.settle_busy()? => {}
-                Outcome::Busy => return Ok(None),
+                GroupOutcome::Got(run) => return Ok(Some(run)),
+                GroupOutcome::Full => return Ok(None),
+                GroupOutcome::Busy if store.flush_busy()? => {}
+                GroupOutcome::Busy => return Ok(None),
             }
         }
         Ok(None)
@@ -280,32 +279,33 @@ impl Space {
         &self,
         store: &mut S,
         ag: AgNumber,
-        run: Run,
+        run: AgExtent,
         purpose: Purpose,
         owner: Option<RmapOwner>,
     ) -> Result<()> {
         store.lock_space(ag, true)?;
-        Group::new(store, self.limits(), ag, 0).free(run, purpose, owner)
+        LockedAg::new(store, self.limits(), ag, 0).free(run, purpose, owner)
     }
 
-    /// Adds blocks that a group, locked already, got at its end. `store` and `limits` are those of its new length.
+    /// Adds blocks that a group, which is locked already, got at its end. `store` and `limits` are those of its new
+    /// length.
     pub fn extend<S: VolumeStore + ?Sized>(
         store: &mut S,
         limits: &Limits,
         ag: AgNumber,
-        run: Run,
+        run: AgExtent,
     ) -> Result<()> {
         store.lock_space(ag, true)?;
-        Group::new(store, limits, ag, 0).extend(run)
+        LockedAg::new(store, limits, ag, 0).extend(run)
     }
 
-    /// Locks a group, and has its ring hold what a change of the reverse map alone may need.
+    /// Locks a group and fills its AGFL with what a change of only the rmap tree may need.
     pub fn prepare<S: VolumeStore + ?Sized>(&self, store: &mut S, ag: AgNumber) -> Result<()> {
         store.lock_space(ag, true)?;
-        Group::new(store, self.limits(), ag, 0).prepare()
+        LockedAg::new(store, self.limits(), ag, 0).prepare()
     }
 
-    /// Whether a group could give `blocks` in one run and `more` besides, as far as its last AGF tells.
+    /// Whether a group could give `blocks` in one run and `more` besides, going by its last committed AGF.
     pub fn has_room<S: VolumeStore + ?Sized>(
         &self,
         store: &mut S,
@@ -313,8 +313,8 @@ impl Space {
         blocks: u32,
         more: u32,
     ) -> Result<bool> {
-        let (limits, agf) = (self.limits(), store.peek_agf(ag)?);
-        let reserve = limits.group_reserve(ag, &agf, store.peek_free_inode_tree_blocks(ag)?);
+        let (limits, agf) = (self.limits(), store.agf_snapshot(ag)?);
+        let reserve = limits.ag_reservation(ag, &agf, store.finobt_blocks_snapshot(ag)?);
         let room = limits.room(&agf, reserve, Purpose::Metadata);
         Ok(room.longest >= blocks && room.available >= blocks.saturating_add(more))
     }
@@ -323,53 +323,53 @@ impl Space {
         &self,
         store: &mut S,
         ag: AgNumber,
-        place: Place,
+        place: AgTarget,
         request: Request,
         wait: bool,
-    ) -> Result<Outcome> {
-        let (limits, agf) = (self.limits(), store.peek_agf(ag)?);
-        let reserve = limits.group_reserve(ag, &agf, store.peek_free_inode_tree_blocks(ag)?);
+    ) -> Result<GroupOutcome> {
+        let (limits, agf) = (self.limits(), store.agf_snapshot(ag)?);
+        let reserve = limits.ag_reservation(ag, &agf, store.finobt_blocks_snapshot(ag)?);
         let room = limits.room(&agf, reserve, request.purpose);
         let available = room.available.saturating_sub(request.min_left);
         let was_locked = store.is_locked(ag);
         if room.longest < request.min || available < request.min || !store.lock_space(ag, wait)? {
-            return Ok(Outcome::Full);
+            return Ok(GroupOutcome::Full);
         }
-        // Behind the lock: see `claims`.
+        // Under the AGF's lock: see `claims`.
         let reserve = reserve.saturating_add(self.claims.of(ag));
-        let outcome = Group::new(store, limits, ag, reserve).allocate(place, request)?;
-        // Whoever had it locked before is in the midst of something there: a tree may be half changed.
-        if !was_locked && !matches!(outcome, Outcome::Got(_)) {
+        let outcome = LockedAg::new(store, limits, ag, reserve).allocate(place, request)?;
+        // If it was locked before, the transaction is in the middle of something there: a tree may be half changed.
+        if !was_locked && !matches!(outcome, GroupOutcome::Got(_)) {
             store.unlock_clean(ag);
         }
         Ok(outcome)
     }
 
-    /// The groups, from `first` on; `first` alone if no other will do.
+    /// The groups from `first` on, or only `first` if no other will do.
     fn order(&self, first: AgNumber, alone: bool) -> impl Iterator<Item = AgNumber> + use<> {
         let end = if alone { first.0.saturating_add(1) } else { self.bounds().groups };
         let begin = if alone { first.0 } else { 0 };
         (first.0..end).chain(begin..first.0).map(AgNumber)
     }
 
-    fn split(&self, geometry: &Geometry, target: Target) -> Result<(AgNumber, Place)> {
+    fn split(&self, geometry: &Geometry, target: Target) -> Result<(AgNumber, AgTarget)> {
         let block =
             |block: FsBlock| geometry.split_block(block).map_or((AgNumber(0), AgBlock(0)), |found| found);
         Ok(match target {
             Target::Near(near) => {
                 let (ag, block) = block(near);
-                (ag, Place::Near(block))
+                (ag, AgTarget::Near(block))
             }
             Target::Exact(exact) => {
                 let (ag, block) = block(exact);
-                (ag, Place::Exact(block))
+                (ag, AgTarget::Exact(block))
             }
-            Target::In(ag) => (AgNumber(ag.0.min(self.bounds().groups.saturating_sub(1))), Place::Any),
+            Target::In(ag) => (AgNumber(ag.0.min(self.bounds().groups.saturating_sub(1))), AgTarget::Any),
         })
     }
 }
 
-/// A group's AGF, and how many blocks its tree of free inodes has, where the AGI says so.
+/// A group's AGF, and the number of blocks of its free inode tree if the AGI has that.
 fn headers(bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<(Agf, Option<u32>)> {
     let sector = geometry.sector_size.into();
     let (agf_at, agi_at) = (AgHeader::Agf.daddr(geometry, ag), AgHeader::Agi.daddr(geometry, ag));
@@ -391,15 +391,15 @@ mod tests {
 
     const AG: AgNumber = AgNumber(0);
 
-    /// A tree's editor that had not changed the AGF yet lost its lock when all that was free was busy, and waited for it with
-    /// blocks of the tree locked: for ever, if who had it by then wanted one of these; and what it knew of the tree was
-    /// no longer so, if not.
+    /// Regression: when all free space was busy, a tree cursor that had not changed the AGF yet lost its lock, and
+    /// waited for it with tree blocks locked. If the new holder wanted one of these, that was a deadlock; otherwise
+    /// what the cursor knew of the tree was outdated.
     #[test]
     fn a_group_that_was_locked_before_stays_so() {
         let mut store = MemorySpace::new(1, 2_000, true);
         let space = Space::new(store.geometry());
         let all = Request::new(1, 1_990, Purpose::Data);
-        let run = space.allocate_in(&mut store, AG, Place::Any, all).unwrap().unwrap();
+        let run = space.allocate_in(&mut store, AG, AgTarget::Any, all).unwrap().unwrap();
         store.commit();
         store.settle(usize::MAX);
         space.free(&mut store, AG, run, Purpose::Data, None).unwrap();
@@ -409,8 +409,8 @@ mod tests {
                 store.lock_space(AG, true).unwrap();
             }
             let least = Request::new(run.len, run.len, Purpose::Data);
-            let found = space.in_group(&mut store, AG, Place::Any, least, true).unwrap();
-            assert!(matches!(found, Outcome::Busy), "{found:?}");
+            let found = space.in_group(&mut store, AG, AgTarget::Any, least, true).unwrap();
+            assert!(matches!(found, GroupOutcome::Busy), "{found:?}");
             assert_eq!(store.is_locked(AG), is_locked);
         }
     }

@@ -1,28 +1,28 @@
 //! Finding a free extent: by size, near a block, or at a block.
 //!
-//! What is found is a [`Fit`]: a free extent as the trees have it, and the part of it to take. Parts that are busy,
-//! misaligned or out of bounds are passed over. Nothing is changed here.
+//! The result is a [`Fit`]: a free extent as the trees have it, and the part of it to take. Parts that are busy,
+//! misaligned or out of bounds are skipped. Nothing is changed here.
 //!
-//! Busy parts may be tens of thousands, in one free extent or in as many short ones: a file that was removed leaves
-//! them. So they are asked for one by one, and a walk that has met [`PATIENCE`] of them is content with what it has.
-//! All are looked at only where otherwise nothing would be found.
+//! There may be tens of thousands of busy parts, in one free extent or in as many short ones: a removed file leaves
+//! them. So they are looked up one by one, and a walk that has met [`PATIENCE`] of them takes the best that it has
+//! found. All of them are looked at only if nothing would be found otherwise.
 
-use super::seam::{Freed, Order, SpaceStore};
-use super::{Purpose, Request, Run};
+use super::seam::{FreeTree, Freed, SpaceStore};
+use super::{AgExtent, Purpose, Request};
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 use xfs_format::error::FormatError;
 use xfs_format::types::{AgBlock, AgNumber};
 
-/// Extents that are looked at to each side before nearness is given up for size.
+/// Extents that are checked on each side before size takes precedence over nearness.
 const STEPS_ASIDE: u32 = 24;
 /// Extents of a fitting size among which the nearest is chosen.
 const STEPS_BY_SIZE: u32 = 16;
 
-/// Busy parts that a walk meets before it takes the best that it has seen.
+/// Busy parts that a walk meets before it takes the best that it has found.
 const PATIENCE: u32 = 64;
 
-/// Where gaps of a free extent are looked for.
+/// Where to look for gaps in a free extent.
 #[derive(Clone, Copy)]
 struct Bounds {
     low: u64,
@@ -33,19 +33,19 @@ struct Bounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fit {
     /// As the trees have it.
-    pub whole: Run,
+    pub whole: AgExtent,
     /// What to take.
-    pub part: Run,
+    pub part: AgExtent,
 }
 
-/// What a search gave.
+/// The result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// An extent of at least the length that must be.
+pub enum SearchResult {
+    /// An extent with at least the required length.
     Fit(Fit),
     /// Nothing.
     Nothing,
-    /// Nothing yet: there are extents that are busy.
+    /// Nothing now, but busy extents were passed over.
     Busy,
 }
 
@@ -55,56 +55,60 @@ pub struct Search<'s, S: ?Sized> {
     store: &'s mut S,
     ag: AgNumber,
     request: Request,
-    /// Whose blocks stay out of reach.
+    /// Which busy blocks to avoid.
     avoid: Freed,
-    /// Whether something was passed over for being busy.
+    /// Whether something was skipped because it is busy.
     met_busy: bool,
-    /// How often the present walk may still meet something busy.
+    /// How many busy parts the present walk may still meet.
     patience: u32,
 }
 
 impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
-    /// A search for what `request` says, among what is not busy.
+    /// A search for `request` among what is not busy.
     pub fn new(store: &'s mut S, ag: AgNumber, request: Request) -> Self {
         Self { store, ag, request, avoid: Freed::ByAnybody, met_busy: false, patience: PATIENCE }
     }
 
-    /// The same, where busy blocks will do: those that this transaction did not free itself.
+    /// The same, but it accepts busy blocks that this transaction did not free itself.
     pub fn taking_busy(self) -> Self {
         Self { avoid: Freed::Here, ..self }
     }
 
-    /// The extent that fits best by its size: the smallest that is long enough, or else the longest.
-    pub fn by_size(&mut self) -> Result<Found> {
+    /// The extent with the best size: the smallest that is long enough, otherwise the longest.
+    pub fn by_size(&mut self) -> Result<SearchResult> {
         self.by_size_near(None)
     }
 
-    /// As [`by_size`](Self::by_size), but gives up soon where most is busy.
-    pub fn by_size_soon(&mut self) -> Result<Found> {
+    /// Like [`by_size`](Self::by_size), but gives up soon if most extents are busy.
+    pub fn by_size_soon(&mut self) -> Result<SearchResult> {
         let fit = self.pass_by_size(None, PATIENCE)?;
         Ok(self.result(fit))
     }
 
     /// The free blocks at `start`.
-    pub fn exact(&mut self, start: AgBlock) -> Result<Found> {
-        let Some(whole) = self.at_or_before(Order::Place, (start.0, 0))? else { return Ok(Found::Nothing) };
+    pub fn exact(&mut self, start: AgBlock) -> Result<SearchResult> {
+        let Some(whole) = self.at_or_before(FreeTree::Bnobt, (start.0, 0))? else {
+            return Ok(SearchResult::Nothing);
+        };
         let request = self.request;
         if !start.0.is_multiple_of(request.align) || start.0 < request.first || start.0 > request.last {
-            return Ok(Found::Nothing);
+            return Ok(SearchResult::Nothing);
         }
-        let Some(rest) = Run::between(start.0.into(), whole.end()) else { return Ok(Found::Nothing) };
+        let Some(rest) = AgExtent::between(start.0.into(), whole.end()) else {
+            return Ok(SearchResult::Nothing);
+        };
         let busy = self.busy_behind(start.0.into(), rest.end());
         let end = busy.map_or(rest.end(), |busy| busy.start.0.into());
-        let fit = Run::between(start.0.into(), end).and_then(|gap| self.cut(whole, gap, start.0));
+        let fit = AgExtent::between(start.0.into(), end).and_then(|gap| self.cut(whole, gap, start.0));
         Ok(self.result(fit))
     }
 
-    /// The nearest extent that is long enough among those around `target`, or else by size.
-    pub fn near(&mut self, target: AgBlock) -> Result<Found> {
+    /// The nearest of the extents around `target` that are long enough, otherwise one by size.
+    pub fn near(&mut self, target: AgBlock) -> Result<SearchResult> {
         self.patience = PATIENCE;
-        let mut left = self.at_or_before(Order::Place, (target.0, 0))?;
+        let mut left = self.at_or_before(FreeTree::Bnobt, (target.0, 0))?;
         let mut right = match target.0.checked_add(1) {
-            Some(next) => self.at_or_after(Order::Place, (next, 0))?,
+            Some(next) => self.at_or_after(FreeTree::Bnobt, (next, 0))?,
             None => None,
         };
         let mut best: Option<Fit> = None;
@@ -114,14 +118,14 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
                 best = nearer(best, fit, target);
             }
             if let Some(best) = best {
-                return Ok(Found::Fit(best));
+                return Ok(SearchResult::Fit(best));
             }
             left = match left.and_then(|run| run.start.0.checked_sub(1)) {
-                Some(before) => self.at_or_before(Order::Place, (before, 0))?,
+                Some(before) => self.at_or_before(FreeTree::Bnobt, (before, 0))?,
                 None => None,
             };
             right = match right.and_then(|run| u32::try_from(run.end()).ok()) {
-                Some(behind) => self.at_or_after(Order::Place, (behind, 0))?,
+                Some(behind) => self.at_or_after(FreeTree::Bnobt, (behind, 0))?,
                 None => None,
             };
             if left.is_none() && right.is_none() {
@@ -131,9 +135,9 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
         self.by_size_near(Some(target))
     }
 
-    /// By size; among the first extents that are long enough, the nearest to `target` if there is one. Everything is
-    /// looked at only if nothing was found soon.
-    fn by_size_near(&mut self, target: Option<AgBlock>) -> Result<Found> {
+    /// By size. Among the first extents that are long enough, the nearest to `target`, if there is one. Looks at
+    /// everything only if nothing was found soon.
+    fn by_size_near(&mut self, target: Option<AgBlock>) -> Result<SearchResult> {
         let mut fit = self.pass_by_size(target, PATIENCE)?;
         if fit.is_none() && self.met_busy {
             fit = self.pass_by_size(target, u32::MAX)?;
@@ -151,11 +155,11 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
         self.longest(target)
     }
 
-    /// What is long enough, from the shortest extents on.
+    /// The first extent that is long enough, beginning with the shortest.
     fn shortest(&mut self, target: Option<AgBlock>) -> Result<Option<Fit>> {
         let mut best: Option<Fit> = None;
         let mut steps = 0;
-        let mut next = self.at_or_after(Order::Size, (self.request.max, 0))?;
+        let mut next = self.at_or_after(FreeTree::Cntbt, (self.request.max, 0))?;
         while let Some(whole) = next {
             let fit = self.fit_near(whole, target).filter(|fit| self.is_full(fit));
             if fit.is_some() {
@@ -167,16 +171,16 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
                 break;
             }
             let Some(behind) = whole.start.0.checked_add(1) else { break };
-            next = self.at_or_after(Order::Size, (whole.len, behind))?;
+            next = self.at_or_after(FreeTree::Cntbt, (whole.len, behind))?;
         }
         Ok(best)
     }
 
-    /// The most that any extent gives, from the longest on. Long ones may give less than shorter ones, for their busy
-    /// parts.
+    /// The longest part that any extent gives, beginning with the longest extents. Busy parts may make long extents
+    /// give less than shorter ones.
     fn longest(&mut self, target: Option<AgBlock>) -> Result<Option<Fit>> {
         let mut best: Option<Fit> = None;
-        let mut next = self.at_or_before(Order::Size, (u32::MAX, u32::MAX))?;
+        let mut next = self.at_or_before(FreeTree::Cntbt, (u32::MAX, u32::MAX))?;
         while let Some(whole) = next {
             if whole.len < self.request.min || best.is_some_and(|best| best.part.len >= whole.len) {
                 break;
@@ -194,16 +198,16 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
                 Some(before) => (whole.len, before),
                 None => (whole.len.saturating_sub(1), u32::MAX),
             };
-            next = self.at_or_before(Order::Size, rank)?;
+            next = self.at_or_before(FreeTree::Cntbt, rank)?;
         }
         Ok(best)
     }
 
-    fn result(&self, fit: Option<Fit>) -> Found {
+    fn result(&self, fit: Option<Fit>) -> SearchResult {
         match fit {
-            Some(fit) => Found::Fit(fit),
-            None if self.met_busy => Found::Busy,
-            None => Found::Nothing,
+            Some(fit) => SearchResult::Fit(fit),
+            None if self.met_busy => SearchResult::Busy,
+            None => SearchResult::Nothing,
         }
     }
 
@@ -212,10 +216,10 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
         fit.part.len >= trim(self.request.max, self.request).unwrap_or(self.request.max)
     }
 
-    /// The best part of a free extent: the longest that any gap between its busy parts gives (up to `max`), and the
-    /// nearest to `target` of equally long ones. Gaps are looked at from the target outwards, until none can be better
-    /// or patience ends.
-    fn fit_near(&mut self, whole: Run, target: Option<AgBlock>) -> Option<Fit> {
+    /// The best part of a free extent: the longest gap between its busy parts (up to `max`), and the nearest to
+    /// `target` among equally long ones. Looks at gaps from the target outwards, until none can be better or patience
+    /// ends.
+    fn fit_near(&mut self, whole: AgExtent, target: Option<AgBlock>) -> Option<Fit> {
         if whole.len < self.request.min {
             return None;
         }
@@ -224,9 +228,9 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
             return None;
         }
         let from = target.map_or(bounds.low, |target| u64::from(target.0).clamp(bounds.low, bounds.end - 1));
-        // The busy part at `from`, or in front of the gap there, parts the two sides.
+        // The busy part at `from`, or the one in front of the gap there, separates the two sides.
         let parting = self.busy_before(from + 1, bounds.low);
-        let mut right = Some(parting.map_or(bounds.low, Run::end));
+        let mut right = Some(parting.map_or(bounds.low, AgExtent::end));
         let mut left = parting.map(|parting| u64::from(parting.start.0));
         let mut best: Option<Fit> = None;
         while left.is_some() || right.is_some() {
@@ -249,7 +253,7 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
         best
     }
 
-    /// Whether a gap that begins or ends at `place`, or farther from the target, can be better than what was found.
+    /// Whether a gap that begins or ends at `place`, or farther from the target, can be better than the best so far.
     fn may_be_better(&self, best: Option<Fit>, place: u64, target: Option<AgBlock>) -> bool {
         let Some(best) = best.filter(|best| self.is_full(best)) else { return true };
         target.is_some_and(|target| {
@@ -257,7 +261,7 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
         })
     }
 
-    /// The longer of two, or the nearer to the target of equally long ones.
+    /// The longer of two, or the nearer to the target if they are equally long.
     fn better(&self, best: Option<Fit>, fit: Option<Fit>, target: Option<AgBlock>) -> Option<Fit> {
         let (Some(old), Some(new)) = (best, fit) else { return best.or(fit) };
         match (new.part.len.cmp(&old.part.len), target) {
@@ -267,42 +271,42 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
         }
     }
 
-    /// The first gap at or behind `at`, if the busy part that was met leaves one, and where to go on.
-    fn gap_behind(&mut self, at: u64, bounds: Bounds) -> (Option<Run>, Option<u64>) {
+    /// The first gap at or after `at`, if the busy part that was met leaves one, and where to continue.
+    fn gap_behind(&mut self, at: u64, bounds: Bounds) -> (Option<AgExtent>, Option<u64>) {
         if at >= bounds.end || at > self.request.last.into() {
             return (None, None);
         }
         match self.busy_behind(at, bounds.end) {
-            Some(busy) => (Run::between(at, busy.start.0.into()), Some(busy.end())),
-            None => (Run::between(at, bounds.end), None),
+            Some(busy) => (AgExtent::between(at, busy.start.0.into()), Some(busy.end())),
+            None => (AgExtent::between(at, bounds.end), None),
         }
     }
 
-    /// The last gap before `end`, likewise.
-    fn gap_before(&mut self, end: u64, bounds: Bounds) -> (Option<Run>, Option<u64>) {
+    /// The last gap before `end`, in the same way.
+    fn gap_before(&mut self, end: u64, bounds: Bounds) -> (Option<AgExtent>, Option<u64>) {
         if end <= bounds.low {
             return (None, None);
         }
         match self.busy_before(end, bounds.low) {
-            Some(busy) => (Run::between(busy.end(), end), Some(busy.start.0.into())),
-            None => (Run::between(bounds.low, end), None),
+            Some(busy) => (AgExtent::between(busy.end(), end), Some(busy.start.0.into())),
+            None => (AgExtent::between(bounds.low, end), None),
         }
     }
 
-    /// The first busy part that ends behind `at` and begins before `end`.
-    fn busy_behind(&mut self, at: u64, end: u64) -> Option<Run> {
+    /// The first busy part that ends after `at` and begins before `end`.
+    fn busy_behind(&mut self, at: u64, end: u64) -> Option<AgExtent> {
         let busy = self.store.busy_behind(self.ag, u32::try_from(at).ok()?, self.avoid);
         let busy = busy.filter(|busy| u64::from(busy.start.0) < end);
         self.note(busy)
     }
 
-    /// The last busy part that begins before `end` and ends behind `low`.
-    fn busy_before(&mut self, end: u64, low: u64) -> Option<Run> {
+    /// The last busy part that begins before `end` and ends after `low`.
+    fn busy_before(&mut self, end: u64, low: u64) -> Option<AgExtent> {
         let busy = self.store.busy_before(self.ag, end, self.avoid).filter(|busy| busy.end() > low);
         self.note(busy)
     }
 
-    fn note(&mut self, busy: Option<Run>) -> Option<Run> {
+    fn note(&mut self, busy: Option<AgExtent>) -> Option<AgExtent> {
         if busy.is_some() {
             self.met_busy = true;
             self.patience = self.patience.saturating_sub(1);
@@ -310,13 +314,13 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
         busy
     }
 
-    /// What a gap gives.
-    fn fit_gap(&self, whole: Run, gap: Run, target: Option<AgBlock>) -> Option<Fit> {
+    /// The part of a gap to take.
+    fn fit_gap(&self, whole: AgExtent, gap: AgExtent, target: Option<AgBlock>) -> Option<Fit> {
         self.cut(whole, gap, self.start_in(gap, target)?)
     }
 
-    /// Where in a gap to begin, before alignment upwards.
-    fn start_in(&self, gap: Run, target: Option<AgBlock>) -> Option<u32> {
+    /// Where in a gap to begin, before the start is rounded up to the alignment.
+    fn start_in(&self, gap: AgExtent, target: Option<AgBlock>) -> Option<u32> {
         let request = self.request;
         let lowest = gap.start.0.max(request.first);
         let Some(target) = target else { return Some(lowest) };
@@ -333,7 +337,8 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
             let aligned = target.0.next_multiple_of(request.align).min(latest);
             return Some(aligned);
         }
-        // Behind the gap: file content begins in front, where it can grow; all else lies as near as it can.
+        // The target is beyond the gap. File content begins in front, where it can grow; all else lies as near as
+        // possible.
         Some(if request.purpose == Purpose::Data && u64::from(target.0) >= gap.end() {
             lowest
         } else {
@@ -341,39 +346,39 @@ impl<'s, S: SpaceStore + ?Sized> Search<'s, S> {
         })
     }
 
-    /// What to take of a gap, from `start` on.
-    fn cut(&self, whole: Run, gap: Run, start: u32) -> Option<Fit> {
+    /// What to take of a gap from `start` on.
+    fn cut(&self, whole: AgExtent, gap: AgExtent, start: u32) -> Option<Fit> {
         let request = self.request;
         let start = start.max(request.first).checked_next_multiple_of(request.align)?;
         if start > request.last {
             return None;
         }
-        let rest = Run::between(start.into(), gap.end())?;
+        let rest = AgExtent::between(start.into(), gap.end())?;
         let len = trim(rest.len.min(request.max), request)?;
-        Some(Fit { whole, part: Run::new(start, len) })
+        Some(Fit { whole, part: AgExtent::new(start, len) })
     }
 
-    fn at_or_before(&mut self, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+    fn at_or_before(&mut self, order: FreeTree, rank: (u32, u32)) -> Result<Option<AgExtent>> {
         let run = self.store.at_or_before(self.ag, order, rank)?;
         self.check(order, run, |found| found <= rank)
     }
 
-    fn at_or_after(&mut self, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+    fn at_or_after(&mut self, order: FreeTree, rank: (u32, u32)) -> Result<Option<AgExtent>> {
         let run = self.store.at_or_after(self.ag, order, rank)?;
         self.check(order, run, |found| found >= rank)
     }
 
-    /// What a tree gives must lie in the group and on the side that was asked for, which also bounds every walk.
+    /// An extent from a tree must lie in the group and on the requested side. This also bounds every walk.
     fn check(
         &self,
-        order: Order,
-        run: Option<Run>,
+        order: FreeTree,
+        run: Option<AgExtent>,
         side: impl Fn((u32, u32)) -> bool,
-    ) -> Result<Option<Run>> {
+    ) -> Result<Option<AgExtent>> {
         let Some(found) = run else { return Ok(None) };
         let blocks = self.store.geometry().ag_blocks_of(self.ag);
         if found.len == 0 || found.start.0 == 0 || found.end() > blocks.into() || !side(order.rank(found)) {
-            let name = if order == Order::Place { "bnobt block" } else { "cntbt block" };
+            let name = if order == FreeTree::Bnobt { "bnobt block" } else { "cntbt block" };
             let problem = FormatError::mismatch(name, "free extent", found.start.0.into(), blocks.into());
             let daddr = self.store.geometry().daddr_of(self.ag, AgBlock(0));
             return Err(Error::corrupt_block(daddr, None, problem));
@@ -389,7 +394,7 @@ fn trim(len: u32, request: Request) -> Option<u32> {
     (len >= request.min && len > 0).then_some(len)
 }
 
-/// The one of two that lies nearer to `target`.
+/// The nearer of two to `target`.
 fn nearer(a: Option<Fit>, b: Option<Fit>, target: AgBlock) -> Option<Fit> {
     match (a, b) {
         (Some(first), Some(second)) => {

@@ -1,27 +1,32 @@
-//! The two trees of free space, changed in step.
+//! Changes both free space trees together.
 
-use super::Run;
-use super::seam::{Order, SpaceStore, damaged};
+use super::AgExtent;
+use super::seam::{FreeTree, SpaceStore, damaged};
 use crate::error::{Error, Result};
 use xfs_format::ag::AgHeader;
 use xfs_format::error::FormatError;
 use xfs_format::types::AgNumber;
 
-/// Takes `part` out of the free extent `whole`, which holds it.
-pub fn take<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, whole: Run, part: Run) -> Result<()> {
+/// Removes `part` from the free extent `whole`, which contains it.
+pub fn take<S: SpaceStore + ?Sized>(
+    store: &mut S,
+    ag: AgNumber,
+    whole: AgExtent,
+    part: AgExtent,
+) -> Result<()> {
     debug_assert!(part.start >= whole.start && part.end() <= whole.end() && part.len > 0);
-    let left = Run::between(whole.start.0.into(), part.start.0.into());
-    let right = Run::between(part.end(), whole.end());
-    store.remove(ag, Order::Size, whole)?;
+    let left = AgExtent::between(whole.start.0.into(), part.start.0.into());
+    let right = AgExtent::between(part.end(), whole.end());
+    store.remove(ag, FreeTree::Cntbt, whole)?;
     for rest in [left, right].into_iter().flatten() {
-        store.insert(ag, Order::Size, rest)?;
+        store.insert(ag, FreeTree::Cntbt, rest)?;
     }
     match (left, right) {
-        (None, None) => store.remove(ag, Order::Place, whole)?,
-        (Some(rest), None) | (None, Some(rest)) => store.replace(ag, Order::Place, whole, rest)?,
+        (None, None) => store.remove(ag, FreeTree::Bnobt, whole)?,
+        (Some(rest), None) | (None, Some(rest)) => store.replace(ag, FreeTree::Bnobt, whole, rest)?,
         (Some(left), Some(right)) => {
-            store.replace(ag, Order::Place, whole, left)?;
-            store.insert(ag, Order::Place, right)?;
+            store.replace(ag, FreeTree::Bnobt, whole, left)?;
+            store.insert(ag, FreeTree::Bnobt, right)?;
         }
     }
     let free = u64::from(store.agf(ag)?.freeblks.get());
@@ -30,11 +35,11 @@ pub fn take<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, whole: Run, par
     set_free(store, ag, left)
 }
 
-/// Adds `run` to the free extents and joins it with its neighbours.
-pub fn give<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, run: Run) -> Result<()> {
-    let rank = Order::Place.rank(run);
-    let before = store.at_or_before(ag, Order::Place, rank)?;
-    let behind = store.at_or_after(ag, Order::Place, rank)?;
+/// Adds `run` to the free extents, merging it with its neighbours.
+pub fn give<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, run: AgExtent) -> Result<()> {
+    let rank = FreeTree::Bnobt.rank(run);
+    let before = store.at_or_before(ag, FreeTree::Bnobt, rank)?;
+    let behind = store.at_or_after(ag, FreeTree::Bnobt, rank)?;
     if before.is_some_and(|before| before.end() > run.start.0.into())
         || behind.is_some_and(|behind| run.end() > behind.start.0.into())
     {
@@ -44,30 +49,30 @@ pub fn give<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, run: Run) -> Re
     let before = before.filter(|before| before.end() == run.start.0.into());
     let behind = behind.filter(|behind| run.end() == behind.start.0.into());
     let start = before.map_or(run.start.0, |before| before.start.0);
-    let end = behind.map_or(run.end(), Run::end);
-    let joined = Run::between(start.into(), end).unwrap_or(run);
+    let end = behind.map_or(run.end(), AgExtent::end);
+    let joined = AgExtent::between(start.into(), end).unwrap_or(run);
     for neighbour in [before, behind].into_iter().flatten() {
-        store.remove(ag, Order::Size, neighbour)?;
+        store.remove(ag, FreeTree::Cntbt, neighbour)?;
     }
-    store.insert(ag, Order::Size, joined)?;
+    store.insert(ag, FreeTree::Cntbt, joined)?;
     match (before, behind) {
-        (None, None) => store.insert(ag, Order::Place, joined)?,
-        (Some(old), None) | (None, Some(old)) => store.replace(ag, Order::Place, old, joined)?,
+        (None, None) => store.insert(ag, FreeTree::Bnobt, joined)?,
+        (Some(old), None) | (None, Some(old)) => store.replace(ag, FreeTree::Bnobt, old, joined)?,
         (Some(before), Some(behind)) => {
-            store.remove(ag, Order::Place, behind)?;
-            store.replace(ag, Order::Place, before, joined)?;
+            store.remove(ag, FreeTree::Bnobt, behind)?;
+            store.replace(ag, FreeTree::Bnobt, before, joined)?;
         }
     }
     let free = u64::from(store.agf(ag)?.freeblks.get()) + u64::from(run.len);
     set_free(store, ag, free)
 }
 
-/// Sets the AGF's sums after a change of the trees.
+/// Updates the AGF's sums after a change of the trees.
 fn set_free<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, free: u64) -> Result<()> {
     let blocks = store.geometry().ag_blocks_of(ag);
     let fits = u32::try_from(free).ok().filter(|&free| free <= blocks);
     let free = fits.ok_or_else(|| damaged(store.geometry(), ag, AgHeader::Agf, "free block count", free))?;
-    let longest = store.at_or_before(ag, Order::Size, (u32::MAX, u32::MAX))?.map_or(0, |run| run.len);
+    let longest = store.at_or_before(ag, FreeTree::Cntbt, (u32::MAX, u32::MAX))?.map_or(0, |run| run.len);
     let agf = store.agf_mut(ag)?;
     agf.freeblks.set(free);
     agf.longest.set(longest);

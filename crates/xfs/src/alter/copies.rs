@@ -1,6 +1,6 @@
-//! The copies of the superblock that the groups behind the first one have.
+//! The copies of the superblock in all groups but the first.
 //!
-//! Invariant: the second group's is written when all others are on stable storage, so that it tells of all of them.
+//! Invariant: the second group's copy is written when all others are on stable storage, so if it is current, all are.
 
 use crate::error::{Error, Result};
 use crate::mkfs::seal;
@@ -14,9 +14,9 @@ use xfs_format::superblock::{CRC_OFFSET, MAGIC, RawSuperblock, SUPERBLOCK};
 use xfs_format::types::{AgBlock, AgNumber, DiskAddr};
 use zerocopy::FromBytes;
 
-/// The superblock as it was committed last.
-pub(super) fn committed(volume: &Mount) -> Result<RawSuperblock> {
-    let buf = volume.bufs().read(DiskAddr(0), volume.geometry().sector_size.into(), &SUPERBLOCK)?;
+/// The superblock as it was last committed.
+pub(super) fn committed(mount: &Mount) -> Result<RawSuperblock> {
+    let buf = mount.bufs().read(DiskAddr(0), mount.geometry().sector_size.into(), &SUPERBLOCK)?;
     view(&buf)
 }
 
@@ -27,15 +27,14 @@ fn view(bytes: &[u8]) -> Result<RawSuperblock> {
     RawSuperblock::read_from_prefix(bytes).map(|(raw, _)| raw).map_err(wrap)
 }
 
-/// Has the copies of so many groups follow the superblock. Should that fail, the volume is shut down: its log tells the next
-/// to open it to write them.
-pub(crate) fn follow(volume: &Mount, groups: u32) -> Result<()> {
-    let written =
-        committed(volume).and_then(|raw| write(&**volume.device(), volume.geometry(), &raw, groups));
-    written.inspect_err(|error| volume.shut_down(error))
+/// Updates the copies of this many groups. If that fails, the volume is shut down; whoever opens it next finds from its
+/// log that the copies must be written.
+pub(crate) fn follow(mount: &Mount, groups: u32) -> Result<()> {
+    let written = committed(mount).and_then(|raw| write(&**mount.device(), mount.geometry(), &raw, groups));
+    written.inspect_err(|error| mount.shut_down(error))
 }
 
-/// Makes the copies of so many groups say what `raw` says, and that durable.
+/// Writes `raw` to the copies of this many groups, durably.
 pub(super) fn write(
     device: &dyn BlockDevice,
     geometry: &Geometry,
@@ -58,33 +57,33 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Has the copies follow, if they do not, as a crash came between and whoever recovered the log left it at that. One that
-/// is damaged tells nothing: it is left for `xfs_repair`. Gives whether they were written.
-pub(crate) fn settle(volume: &Mount) -> Result<bool> {
-    let geometry = volume.geometry();
+/// Updates the copies if they are stale, because a crash came in between and the recovery left them. A damaged copy
+/// says nothing and is left for `xfs_repair`. Returns whether they were written.
+pub(crate) fn settle(mount: &Mount) -> Result<bool> {
+    let geometry = mount.geometry();
     if !geometry.v5 || geometry.ag_count() < 2 {
         return Ok(false);
     }
-    // As it is in the log and in its place: nobody has changed it yet.
-    let raw = *volume.superblock().raw();
+    // The same in the log and in place: nobody has changed it yet.
+    let raw = *mount.superblock().raw();
     let mut sector = AlignedBuf::zeroed(geometry.sector_size as usize);
-    volume.device().read(geometry.daddr_of(AgNumber(1), AgBlock(0)).0 << 9, &mut sector)?;
+    mount.device().read(geometry.daddr_of(AgNumber(1), AgBlock(0)).0 << 9, &mut sector)?;
     let copy = view(&sector)?;
     let sound = copy.magicnum.get() == MAGIC && checksum::check(SUPERBLOCK.name, &sector, CRC_OFFSET).is_ok();
     let lag = sound && belongs(&copy, &raw) && said(&copy) != said(&raw);
     if lag {
-        write(&**volume.device(), geometry, &raw, geometry.ag_count())?;
+        write(&**mount.device(), geometry, &raw, geometry.ag_count())?;
     }
     Ok(lag)
 }
 
-/// Whether it is a copy of this volume's, whose UUID may have been another one.
+/// Whether it is a copy of this volume's superblock. Its UUID may differ.
 fn belongs(copy: &RawSuperblock, raw: &RawSuperblock) -> bool {
     let own = [raw.uuid, raw.meta_uuid];
     own.contains(&copy.uuid) || own.contains(&copy.meta_uuid)
 }
 
-/// What the copies follow in.
+/// The fields that are copied.
 fn said(raw: &RawSuperblock) -> (u64, u32, [u8; 12], [u8; 16], [u32; 3]) {
     let incompat = raw.features_incompat.get() & !Incompat::NEEDSREPAIR.bits();
     let features = [raw.features_compat.get(), raw.features_ro_compat.get(), incompat];

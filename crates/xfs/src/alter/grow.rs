@@ -1,21 +1,21 @@
-//! Growing: the last group becomes as long as the others, and new ones come behind it.
+//! Growing: the last group becomes as long as the others, and new groups follow it.
 //!
-//! Order: the new groups are written, and on stable storage, while they are nobody's; then the journal is held still, one
-//! transaction makes the last group longer and says the new size, and is written to its places; then the volume's shape in
-//! memory follows, and transactions go on. So no log ever holds a change of a new group that a kernel would replay before it
-//! knows of the group. Overwrites and reads go on all the time.
+//! The order: the new groups are written, and are on stable storage, while nobody uses them. Then the journal is
+//! frozen. One transaction lengthens the last group and sets the new size, and is written back. Then the geometry in
+//! memory is updated, and transactions go on. So no log ever has a change of a new group that a kernel would replay
+//! before it knows of the group. Overwrites and reads go on all the time.
 //!
-//! As with `xfs_growfs`, a last group has 64 blocks at least: fewer are left out.
+//! As with `xfs_growfs`, the last group has at least 64 blocks; fewer are left out.
 
 use super::{Refusal, copies};
 use crate::agf::LockedSpace;
-use crate::alloc::{Limits, Run, Space};
+use crate::alloc::{AgExtent, Limits, Space};
 use crate::error::{Error, Result};
-use crate::log::Frozen;
-use crate::mkfs::{self, Before, Layout};
+use crate::log::FrozenJournal;
+use crate::mkfs::{self, Before, VolumeLayout};
 use crate::mount::{Mount, WriteSide};
 use crate::trans::Trans;
-use crate::trans::reservation::Need;
+use crate::trans::reservation::ReservationBuilder;
 use fileio::testing::point;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -25,29 +25,29 @@ use xfs_format::geometry::Geometry;
 use xfs_format::superblock::{RawSuperblock, Superblock};
 use xfs_format::types::AgNumber;
 
-/// The fewest blocks that a last group has.
+/// Minimum number of blocks of a last group.
 const LAST_GROUP_BLOCKS: u64 = 64;
 
-/// What growing is to make of a volume.
+/// What growing would make of a volume.
 #[derive(Debug)]
 pub struct Growth {
     superblock: Superblock,
-    /// Blocks before, and then.
+    /// Blocks before and after.
     blocks: (u64, u64),
-    /// Blocks that were wanted, and are too few for a group.
+    /// Requested blocks that are too few for a group.
     left_out: u64,
 }
 
-/// What growing made of a volume.
+/// The result of growing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grown {
     /// Blocks before.
     pub from: u64,
     /// Blocks now.
     pub to: u64,
-    /// Blocks at the end that are too few for a group, and belong to nobody.
+    /// Blocks at the end that are too few for a group and belong to nobody.
     pub left_out: u64,
-    /// Whether it was stopped: the volume is as it was.
+    /// Whether it was stopped, so that the volume is unchanged.
     pub stopped: bool,
 }
 
@@ -57,7 +57,7 @@ impl From<&Growth> for Grown {
     }
 }
 
-/// What growing to `bytes` would make of the volume, on a device of `device` bytes; refuses what cannot be.
+/// What growing to `bytes` would make of the volume, on a device of `device` bytes. Refuses what is impossible.
 pub fn plan_growth(mount: &Mount, bytes: u64, device: u64) -> Result<Growth> {
     let geometry = mount.geometry();
     let (wanted, has) = (bytes >> geometry.block_log, geometry.data_blocks());
@@ -79,12 +79,13 @@ pub fn plan_growth(mount: &Mount, bytes: u64, device: u64) -> Result<Growth> {
     Ok(Growth { superblock, blocks: (has, blocks), left_out })
 }
 
-/// Makes the volume as large as `bytes`, which its device has. Others may use it meanwhile; durable when this returns.
+/// Grows the volume to `bytes`, which its device must have. Others may use it meanwhile. The change is durable when
+/// this returns.
 pub fn grow(mount: &Arc<Mount>, bytes: u64) -> Result<Grown> {
     grow_unless(mount, bytes, &|| false)
 }
 
-/// The same, unless it is to stop, which is asked before each new group: then the volume is as it was.
+/// The same, but calls `stop` before each new group. If it returns `true`, the volume stays unchanged.
 pub fn grow_unless(mount: &Arc<Mount>, bytes: u64, stop: &dyn Fn() -> bool) -> Result<Grown> {
     let write = mount.write_side()?;
     let _alone = write.altering.lock();
@@ -95,7 +96,7 @@ pub fn grow_unless(mount: &Arc<Mount>, bytes: u64, stop: &dyn Fn() -> bool) -> R
     if grown.to == grown.from {
         return Ok(grown);
     }
-    let layout = Layout::of_volume(&growth.superblock);
+    let layout = VolumeLayout::of_volume(&growth.superblock);
     let old_groups = mount.geometry().ag_count();
     let new_groups = || (old_groups..layout.geometry().ag_count()).map(AgNumber);
     for ag in new_groups() {
@@ -107,21 +108,26 @@ pub fn grow_unless(mount: &Arc<Mount>, bytes: u64, stop: &dyn Fn() -> bool) -> R
     mount.flush()?;
     let frozen = write.journal.freeze()?;
     join(mount, write, &layout, &frozen)?;
-    // In its place, before anybody logs a change of a new group.
+    // Write everything back before anybody logs a change of a new group.
     write.journal.quiesce()?;
     copies::follow(mount, old_groups)?;
     Ok(grown)
 }
 
-/// Makes what was written part of the volume. Nobody else has a transaction.
-fn join(mount: &Arc<Mount>, write: &WriteSide, layout: &Layout, _still: &Frozen<'_>) -> Result<()> {
+/// Makes what was written part of the volume. Nobody else has a transaction open.
+fn join(
+    mount: &Arc<Mount>,
+    write: &WriteSide,
+    layout: &VolumeLayout,
+    _still: &FrozenJournal<'_>,
+) -> Result<()> {
     let (old, new) = (mount.geometry(), layout.geometry());
     let last = AgNumber(old.ag_count() - 1);
     let longer = new.ag_blocks_of(last) - old.ag_blocks_of(last);
     let limits = Limits::new(new);
-    let need = Need::new(old).sectors(3).extents(2);
+    let need = ReservationBuilder::new(old).sectors(3).extents(2);
     let mut kept = Kept::before(mount, write)?;
-    let mut trans = Trans::start(mount, need.reservation())?;
+    let mut trans = Trans::start(mount, need.build())?;
     if longer > 0 {
         let reserve = lengthen(&mut trans, &limits, (old, new), last)?;
         kept.last_group(reserve);
@@ -131,7 +137,7 @@ fn join(mount: &Arc<Mount>, write: &WriteSide, layout: &Layout, _still: &Frozen<
         let (agf, agi) = (mkfs::agf(layout, &group), mkfs::agi(layout, &group));
         trans.give_blocks(u64::from(agf.freeblks.get()) + u64::from(agf.flcount.get()));
         let tree = (new.finobt && new.inobt_counts).then(|| agi.fblocks.get());
-        kept.group(limits.group_reserve(ag, &agf, tree));
+        kept.group(limits.ag_reservation(ag, &agf, tree));
     }
     let size = layout.superblock().raw();
     let (dblocks, agcount) = (size.dblocks, size.agcount);
@@ -147,7 +153,7 @@ fn join(mount: &Arc<Mount>, write: &WriteSide, layout: &Layout, _still: &Frozen<
     Ok(())
 }
 
-/// Makes the last group longer; gives what it keeps back then.
+/// Lengthens the last group. Returns what it keeps back then.
 fn lengthen<'v>(
     trans: &mut Trans<'v>,
     limits: &Limits,
@@ -167,9 +173,9 @@ fn lengthen<'v>(
     let agf = Agf::view(trans.bytes(agf_buf)).map_err(damaged(agf_at))?;
     agf.check_group(old, ag).map_err(damaged(agf_at))?;
     put(trans.bytes_mut(agf_buf, word(offset_of!(Agf, length))), offset_of!(Agf, length), to);
-    Space::extend(&mut LockedSpace::of_shape(trans, new), limits, ag, Run::new(from, to - from))?;
+    Space::extend(&mut LockedSpace::of_shape(trans, new), limits, ag, AgExtent::new(from, to - from))?;
     let agf = Agf::view(trans.bytes(agf_buf)).map_err(damaged(agf_at))?;
-    Ok(limits.group_reserve(ag, agf, tree))
+    Ok(limits.ag_reservation(ag, agf, tree))
 }
 
 fn word(at: usize) -> std::ops::Range<usize> {
@@ -182,32 +188,32 @@ fn put(bytes: &mut [u8], at: usize, value: u32) {
     }
 }
 
-/// What is kept back, besides the blocks of the trees of free space, which transactions count.
+/// What is kept back, without the blocks of the free space trees, which transactions count.
 struct Kept {
     set_aside: u64,
-    /// Of the last group, and of that and all new ones then.
+    /// For the last group before; for it and all new groups afterwards.
     before: u64,
     then: u64,
     last: u32,
 }
 
 impl Kept {
-    fn before(volume: &Mount, write: &WriteSide) -> Result<Self> {
-        let geometry = volume.geometry();
+    fn before(mount: &Mount, write: &WriteSide) -> Result<Self> {
+        let geometry = mount.geometry();
         let last = AgNumber(geometry.ag_count() - 1);
         let (agf_at, agi_at) = (AgHeader::Agf.daddr(geometry, last), AgHeader::Agi.daddr(geometry, last));
         let sector = geometry.sector_size.into();
-        let agf = volume.bufs().read(agf_at, sector, &AGF)?;
+        let agf = mount.bufs().read(agf_at, sector, &AGF)?;
         let agf = Agf::view(&agf).map_err(|problem| Error::corrupt_block(agf_at, None, problem))?;
-        let agi = volume.bufs().read(agi_at, sector, &AGI)?;
+        let agi = mount.bufs().read(agi_at, sector, &AGI)?;
         let agi = Agi::view(&agi).map_err(|problem| Error::corrupt_block(agi_at, None, problem))?;
         let tree = (geometry.finobt && geometry.inobt_counts).then(|| agi.fblocks.get());
         let limits = write.space.limits();
-        let last = limits.group_reserve(last, agf, tree);
+        let last = limits.ag_reservation(last, agf, tree);
         Ok(Self { set_aside: limits.set_aside(), before: last.into(), then: 0, last })
     }
 
-    /// The last group became longer, and keeps so much.
+    /// The last group became longer and keeps this much.
     fn last_group(&mut self, reserve: u32) {
         self.last = reserve;
     }
@@ -217,7 +223,7 @@ impl Kept {
         self.then += u64::from(reserve);
     }
 
-    /// How much more it is now.
+    /// By how much it has grown.
     fn more(&self, limits: &Limits) -> i64 {
         let then = self.then + u64::from(self.last) + limits.set_aside();
         then.cast_signed() - (self.before + self.set_aside).cast_signed()
@@ -239,14 +245,14 @@ mod tests {
 
     const DEVICE: u64 = 256 << 20;
     const GROUP: u64 = 20 << 20;
-    const TIME: Timestamp = Timestamp { secs: 1, nanos: 0 };
+    const TIME: Timestamp = Timestamp { seconds: 1, nanoseconds: 0 };
 
     fn open(device: &Arc<dyn BlockDevice>) -> Arc<Volume> {
         let options = OpenOptions { writable: true, ..OpenOptions::default() };
         Volume::open(Arc::clone(device), &options).unwrap()
     }
 
-    /// A volume of two groups, of which the second is a short one.
+    /// A volume of two groups, the second of which is short.
     fn made() -> (Arc<dyn BlockDevice>, Arc<Volume>) {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(DEVICE).unwrap());
         let new = Options::new(Uuid([7; 16]), TIME);
@@ -262,11 +268,12 @@ mod tests {
         (counters.free_blocks(), counters.available_blocks(), counters.inodes())
     }
 
-    /// What the volume knows of itself when it has grown is what it knows when it is opened anew.
+    /// After growing, the volume's state in memory is the same as after opening it anew.
     #[test]
     fn counters_and_limits_follow() {
         let (device, mut volume) = made();
-        // The last group alone, so that it is whole; new ones; an end that is too short for one; and one that is not.
+        // Only the last group, so that it is complete; new groups; an end that is too short for one; and one that is
+        // not.
         for bytes in
             [2 * GROUP, 4 * GROUP + (16 << 20), 6 * GROUP + (63 << 12), 6 * GROUP + (64 << 12), DEVICE]
         {
@@ -276,7 +283,7 @@ mod tests {
             assert_eq!(volume.geometry().data_blocks(), grown.to);
             let space = &volume.write_side().unwrap().space;
             let limits = format!("{:?}", space.limits());
-            let most = volume.write_side().unwrap().inodes.shape().most(volume.geometry());
+            let most = volume.write_side().unwrap().inodes.geometry().most(volume.geometry());
             let now = counters(&volume);
             volume.close().unwrap();
             drop(volume);
@@ -285,7 +292,7 @@ mod tests {
             assert_eq!(counters(&volume), now, "{bytes}");
             let write = volume.write_side().unwrap();
             assert_eq!(format!("{:?}", write.space.limits()), limits);
-            assert_eq!(write.inodes.shape().most(volume.geometry()), most);
+            assert_eq!(write.inodes.geometry().most(volume.geometry()), most);
         }
     }
 
@@ -302,7 +309,7 @@ mod tests {
         assert!(volume.write_side().unwrap().journal.freeze().unwrap().is_untouched());
     }
 
-    /// Who looks at the last group's headers in the midst of it found them damaged.
+    /// Regression: a reader of the last group's headers in the middle of growing reported them as damaged.
     #[test]
     fn a_look_at_the_last_group_waits_for_the_end_of_its_growth() {
         let (_device, volume) = made();
@@ -325,7 +332,7 @@ mod tests {
         assert!(matches!(seen, (Ok(()), Ok(()))), "{seen:?}");
     }
 
-    /// A change that is under way is over before, and one that would begin comes behind.
+    /// An open transaction ends before, and a new one begins after.
     #[test]
     fn growing_waits_for_a_transaction_that_is_open() {
         let (device, volume) = made();
@@ -334,7 +341,8 @@ mod tests {
             namespace::create(&volume, &root, name, &NewInode::for_tests(0o100_644, TIME)).map(drop)
         };
         make(b"before").unwrap();
-        let trans = Trans::start(&volume, Need::new(volume.geometry()).sectors(1).reservation()).unwrap();
+        let trans =
+            Trans::start(&volume, ReservationBuilder::new(volume.geometry()).sectors(1).build()).unwrap();
         let grows = thread::spawn({
             let volume = Arc::clone(&volume);
             move || grow(&volume, DEVICE).unwrap()

@@ -9,15 +9,14 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use xfs_format::superblock::RawSuperblock;
 
-/// The label: up to 12 bytes.
+/// The label, up to 12 bytes.
 pub fn label(mount: &Mount) -> Result<Vec<u8>> {
     let raw = copies::committed(mount)?;
     let end = raw.fname.iter().position(|&byte| byte == 0).unwrap_or(raw.fname.len());
     Ok(raw.fname[..end].to_vec())
 }
 
-/// Gives the volume a label of up to 12 bytes, none of them 0; of none, it has no label any more. Durable when this
-/// returns.
+/// Sets the volume's label: up to 12 bytes without 0, or none. The change is durable when this returns.
 pub fn set_label(mount: &Arc<Mount>, label: &[u8]) -> Result<()> {
     let mut fname = [0; 12];
     let place = fname.get_mut(..label.len()).filter(|_| !label.contains(&0));

@@ -1,13 +1,13 @@
-//! Changing what a volume is: its label, its UUID, its size.
+//! Changing a volume's label, UUID and size.
 //!
-//! All of it is in the superblock, of which each group has a copy. Invariants:
-//! - what is said in the first superblock is so, at every moment: whatever must be there beforehand is on stable storage
-//!   before it is said, and it is said in one transaction, or by one sector;
-//! - the copies follow, the second group's last (`copies`): where that copy agrees, all do. Whoever finds after a
-//!   crash that it does not writes them again.
+//! All of these are in the superblock, of which each group has a copy. Invariants:
+//! - the first superblock is correct at every moment: everything that it relies on is on stable storage before it
+//!   changes, and it changes by one transaction or one sector write;
+//! - the copies follow, the second group's last (`copies`): if that copy is current, all are. If it is not after a
+//!   crash, they are written again.
 //!
-//! A label and a size change while the volume is in use. UUID and features do not: they are changed on a device that nobody
-//! else has.
+//! Label and size change while the volume is in use. UUID and features do not: they are changed on a device that nobody
+//! else uses.
 
 mod copies;
 mod grow;

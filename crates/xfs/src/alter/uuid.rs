@@ -1,21 +1,23 @@
-//! The UUID, which the superblocks carry, and each record of the log.
+//! The UUID, which the superblocks and each record of the log have.
 //!
-//! All other metadata of a v5 volume go on carrying the one that they were made with, which the superblock keeps as
-//! `meta_uuid`. The log, which must be clean, takes part with its last record alone: what lies before it is not read any
-//! more. Kernels compare that record with the superblock before they mount, and take one that names no volume:
+//! All other metadata of a v5 volume keep the one from mkfs, which the superblock has as `meta_uuid`. The log must be
+//! clean. Only its last record matters, because nothing before it is read any more. Kernels compare that record with
+//! the superblock before they mount, and accept one with an empty UUID:
+//!
 //! ```text
 //! last record   old      none    none    none     new
 //! superblock    old      old     new     new      new
 //! copies        old      old     old     follow   new
 //! ```
-//! Each step is one sector, and durable before the next; so a crash leaves a volume that is sound, and the next to open it
-//! for writing goes on from the superblock.
+//!
+//! Each step writes one sector and is durable before the next. So a crash leaves a sound volume, and whoever opens it
+//! next for writing continues from the superblock.
 
 use super::copies;
 use crate::error::{Error, Result};
 use crate::mkfs::seal;
 use crate::mount::{OpenOptions, check_volume, read_superblock};
-use crate::recovery::clean;
+use crate::recovery::log_ends;
 use blockdev::{AlignedBuf, BlockDevice, Claim, Durability};
 use xfs_format::error::FormatError;
 use xfs_format::features::Incompat;
@@ -27,22 +29,22 @@ use zerocopy::FromBytes;
 
 const NIL: Uuid = Uuid([0; 16]);
 
-/// Which UUID a volume gets.
+/// The new UUID of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UuidChange {
-    /// This one. All zeroes is none: the kernel mounts such a volume with `nouuid` alone.
+    /// This one. All zeroes mean none: the kernel mounts such a volume only with `nouuid`.
     To(Uuid),
-    /// The one that it was made with.
+    /// The one from mkfs.
     Restore,
 }
 
-/// Changes the UUID of the volume on `device`, which nobody else may have; gives the one that it has then.
-/// [`Error::DirtyLog`] if the log is.
+/// Changes the UUID of the volume on `device`, which nobody else may use. Returns the new one. [`Error::DirtyLog`] if
+/// the log is dirty.
 pub fn set_uuid(device: &dyn BlockDevice, change: UuidChange) -> Result<Uuid> {
     let _claim = Claim::new(device)?;
     let superblock = read_superblock(device)?;
     check_volume(device, &superblock, &OpenOptions { writable: true, ..OpenOptions::default() })?;
-    let ends = clean::log_ends(device, &superblock)?;
+    let ends = log_ends::log_ends(device, &superblock)?;
     if !ends.clean {
         return Err(Error::DirtyLog);
     }
@@ -61,7 +63,7 @@ pub fn set_uuid(device: &dyn BlockDevice, change: UuidChange) -> Result<Uuid> {
     Ok(uuid)
 }
 
-/// Behind a crash in the midst of a change: does the rest of it. The log is clean.
+/// Completes a change that a crash interrupted. The log is clean.
 pub(crate) fn finish(device: &dyn BlockDevice, superblock: &Superblock, ends: &LogEnds) -> Result<()> {
     if is_unfinished(device, superblock, ends)? {
         follow(device, superblock, ends, superblock.raw())?;
@@ -84,7 +86,7 @@ fn with_uuid(superblock: &Superblock, uuid: Uuid) -> RawSuperblock {
     raw
 }
 
-/// The superblock is written: its copies, and the log.
+/// After the superblock: writes its copies and the log.
 fn follow(
     device: &dyn BlockDevice,
     superblock: &Superblock,
@@ -103,13 +105,13 @@ fn is_unfinished(device: &dyn BlockDevice, superblock: &Superblock, ends: &LogEn
 
 fn header(device: &dyn BlockDevice, superblock: &Superblock, block: u32) -> Result<RecordHeader> {
     let mut bytes = [0; BLOCK_SIZE];
-    clean::read(device, superblock.log_daddr(), block, &mut bytes)?;
+    log_ends::read(device, superblock.log_daddr(), block, &mut bytes)?;
     let (header, _) = RecordHeader::read_from_prefix(&bytes)
         .map_err(|_| damaged(superblock, FormatError::new("log record", "truncated header")))?;
     Ok(header)
 }
 
-/// Has the last record of the log name a volume by its UUID. A log that was never written has none.
+/// Sets the UUID in the last record of the log. A log that was never written has none.
 fn mark_log(device: &dyn BlockDevice, superblock: &Superblock, ends: &LogEnds, uuid: Uuid) -> Result<()> {
     let Some(last) = ends.last_record else { return Ok(()) };
     let (start, blocks) = (superblock.log_daddr(), superblock.log_bytes() / BLOCK_SIZE as u64);
@@ -117,10 +119,10 @@ fn mark_log(device: &dyn BlockDevice, superblock: &Superblock, ends: &LogEnds, u
     let mut record = vec![0; total as usize * BLOCK_SIZE];
     for (at, block) in (u64::from(last)..).zip(record.chunks_exact_mut(BLOCK_SIZE)) {
         // The log has fewer than 2^32 blocks.
-        clean::read(device, start, (at % blocks) as u32, block)?;
+        log_ends::read(device, start, (at % blocks) as u32, block)?;
     }
     give_to(&mut record, uuid).map_err(|problem| damaged(superblock, problem))?;
-    // Whatever else is in the device's sector stays.
+    // The rest of the device's sector stays.
     let sector = u64::from(device.sector_size()).max(BLOCK_SIZE as u64);
     let at = (start.0 + u64::from(last)) * BLOCK_SIZE as u64;
     let aligned = at / sector * sector;

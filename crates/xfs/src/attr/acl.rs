@@ -1,11 +1,11 @@
-//! ACLs and permission bits: each follows the other, as on Linux.
+//! ACLs and permission bits. As on Linux, each follows the other.
 //!
-//! An ACL that says no more than the permission bits can is not kept: the bits say it. Where one is kept, the bits of
-//! the owner and of others are its entries for them, and the bits of the group are its mask.
+//! An ACL is not stored if the permission bits can express it. If one is stored, the bits of the owner and of others
+//! are its entries for them, and the bits of the group are its mask.
 //!
-//! Permission bits are the lower nine of a mode; whatever lies above them stays as it is.
+//! Permission bits are the lower nine of a mode. Everything above them stays as it is.
 
-use super::edit::{EditError, Put, remove, set};
+use super::edit::{EditError, SetXattr, remove, set};
 use super::{Namespace, get};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
@@ -15,25 +15,25 @@ use xfs_format::error::FormatError;
 /// Which of an inode's ACLs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AclKind {
-    /// The one that says who may do what with the inode.
+    /// The one that controls access to the inode.
     Access,
-    /// The one that a directory's new children get.
+    /// The one that new children of a directory inherit.
     Default,
 }
 
-/// What a new inode gets from its directory.
+/// What a new inode inherits from its directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inherited {
     /// Its mode.
     pub mode: u16,
-    /// Its ACL; `None`: the mode says it all.
+    /// Its ACL. `None` if the mode says everything.
     pub access: Option<Vec<AclEntry>>,
     /// Its default ACL, if it is a directory.
     pub default: Option<Vec<AclEntry>>,
 }
 
 impl AclKind {
-    /// The attribute of the trusted namespace that holds it.
+    /// The name of its attribute in the trusted namespace.
     pub const fn attr_name(self) -> &'static [u8] {
         match self {
             Self::Access => ACCESS_NAME,
@@ -49,7 +49,7 @@ pub fn read(fork: &dyn Fork, kind: AclKind) -> Result<Option<Vec<AclEntry>>> {
     acl.map(Some).map_err(|problem| Error::corrupt_inode(fork.inode(), problem))
 }
 
-/// Sets an ACL of an inode, or removes it. What the mode becomes with it is [`equivalent_mode`]'s to say.
+/// Sets or removes an ACL of an inode. [`equivalent_mode`] gives the new mode.
 pub fn write(fork: &mut dyn ForkMut, kind: AclKind, acl: Option<&[AclEntry]>) -> Result<(), EditError> {
     match acl {
         None => match remove(fork, Namespace::Root, kind.attr_name()) {
@@ -58,13 +58,13 @@ pub fn write(fork: &mut dyn ForkMut, kind: AclKind, acl: Option<&[AclEntry]>) ->
         },
         Some(acl) => {
             let value = encode(acl, true).ok_or(EditError::ValueTooLong(acl.len().saturating_mul(12)))?;
-            set(fork, Namespace::Root, kind.attr_name(), &value, Put::Either)
+            set(fork, Namespace::Root, kind.attr_name(), &value, SetXattr::Either)
         }
     }
 }
 
-/// The mode of an inode of mode `mode` that gets this access ACL, and whether the mode alone says as much (so that the
-/// ACL is not to be kept).
+/// The mode of an inode with mode `mode` that gets this access ACL, and whether the mode alone is equivalent, so that
+/// the ACL need not be stored.
 pub fn equivalent_mode(acl: &[AclEntry], mode: u16) -> (u16, bool) {
     let of = |tag| find(acl, tag).map_or(0, |entry| entry.permissions & 7);
     let mask = find(acl, AclTag::Mask).map(|entry| entry.permissions & 7);
@@ -73,9 +73,9 @@ pub fn equivalent_mode(acl: &[AclEntry], mode: u16) -> (u16, bool) {
     (mode & !0o777 | bits, mask.is_none() && !acl.iter().any(|entry| is_named(entry.tag)))
 }
 
-/// What a new inode gets that is made with `mode` in a directory with this default ACL. With one, the umask does not
-/// count, but every class gets no more than `mode` asks for; without, the umask does what it always does.
-/// A symbolic link gets nothing and keeps its mode.
+/// What a new inode inherits that is made with `mode` in a directory with this default ACL. With one, the umask is
+/// ignored, and every class gets at most what `mode` asks for. Without one, the umask applies as usual. A symbolic link
+/// inherits nothing and keeps its mode.
 pub fn inherit(default: Option<&[AclEntry]>, mode: u16, umask: u16) -> Result<Inherited> {
     const KIND: u16 = 0o170_000;
     const LINK: u16 = 0o120_000;
@@ -95,18 +95,18 @@ pub fn inherit(default: Option<&[AclEntry]>, mode: u16, umask: u16) -> Result<In
     })
 }
 
-/// Makes an access ACL follow a change of the mode. Whether it is still to be kept, [`equivalent_mode`] tells.
+/// Updates an access ACL after a change of the mode. [`equivalent_mode`] says whether it still needs to be stored.
 pub fn follow_mode(acl: &mut [AclEntry], mode: u16) -> Result<()> {
     limit(acl, |_, class| class, mode)
 }
 
-/// Sets the entries of the three classes by what they were and what the mode says of their class. The group's class is
-/// the mask, where there is one.
+/// Sets the entries of the three classes from their old permissions and the mode's bits for their class. If there is a
+/// mask, it is the entry of the group class.
 fn limit(acl: &mut [AclEntry], becomes: impl Fn(u16, u16) -> u16, mode: u16) -> Result<()> {
     let group = if find(acl, AclTag::Mask).is_some() { AclTag::Mask } else { AclTag::GroupObj };
     for (tag, shift) in [(AclTag::UserObj, 6), (group, 3), (AclTag::Other, 0)] {
         let entry = acl.iter_mut().find(|entry| entry.tag == tag);
-        // Only from disk can an ACL come that lacks one.
+        // An ACL that lacks one can only come from disk.
         let entry = entry.ok_or(Error::Corrupt {
             daddr: None,
             inode: None,

@@ -1,6 +1,7 @@
 //! Attributes as Linux shows them: full names, ACLs as `system.posix_acl_*`, no parent pointers.
 //!
-//! What a privileged caller sees: the attributes that hold ACLs appear under both names, the `system.` one first.
+//! This is the view of a privileged caller: the attributes that have ACLs appear under both names, the `system.` one
+//! first.
 
 use super::{Namespace, get as get_attr, walk};
 use crate::error::{Error, Result};
@@ -8,9 +9,9 @@ use crate::fork::Fork;
 use std::ops::ControlFlow;
 use xfs_format::acl;
 
-/// The full name of the ACL of an object.
+/// The full name of an access ACL.
 pub const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
-/// The full name of the ACL that a directory's new children get.
+/// The full name of a default ACL, which new children of a directory inherit.
 pub const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const PREFIXES: [(Namespace, &[u8]); 3] =
@@ -31,7 +32,7 @@ pub fn list(fork: &dyn Fork) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// The value of the attribute of this full name.
+/// The value of the attribute with this full name.
 pub fn get(fork: &dyn Fork, full_name: &[u8]) -> Result<Option<Vec<u8>>> {
     let on_disk = match full_name {
         ACL_ACCESS => acl::ACCESS_NAME,
@@ -46,7 +47,7 @@ pub fn get(fork: &dyn Fork, full_name: &[u8]) -> Result<Option<Vec<u8>>> {
     Ok(Some(acl::to_linux(&entries)))
 }
 
-/// Namespace and short name of a full one; `None` if it has no prefix that there is.
+/// Namespace and short name of a full name. `None` if its prefix is unknown.
 pub fn split(full_name: &[u8]) -> Option<(Namespace, &[u8])> {
     match full_name {
         ACL_ACCESS => Some((Namespace::Root, acl::ACCESS_NAME)),
@@ -66,7 +67,7 @@ fn get_plain(fork: &dyn Fork, full_name: &[u8]) -> Result<Option<Vec<u8>>> {
     Ok(None)
 }
 
-/// The name under which Linux shows an attribute that holds an ACL.
+/// The name under which Linux shows an attribute that has an ACL.
 fn acl_name(namespace: Namespace, name: &[u8]) -> Option<&'static [u8]> {
     match (namespace, name) {
         (Namespace::Root, acl::ACCESS_NAME) => Some(ACL_ACCESS),

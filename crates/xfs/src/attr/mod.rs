@@ -1,7 +1,7 @@
 //! Extended attributes in every form: short, leaf, node, with remote values.
 //!
-//! Invariants: attributes that are not complete are not given out; values have at most 64 KiB, of which nothing is
-//! allocated before its length was checked; every block belongs to the fork's inode.
+//! Invariants: incomplete attributes are not returned. Values have at most 64 KiB, and their length is checked before
+//! anything is allocated. Every block belongs to the fork's inode.
 
 pub mod acl;
 pub mod edit;
@@ -10,7 +10,7 @@ mod remote;
 
 pub use xfs_format::attr::ParentRecord;
 
-use crate::da::{Index, LeafBlock, check_owner, descend, next_leaf};
+use crate::da::{DaIndex, LeafBlock, check_owner, descend, next_leaf};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use std::ops::ControlFlow;
@@ -19,7 +19,7 @@ use xfs_format::da::name_hash;
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
-/// The space of names that an attribute is in.
+/// The namespace of an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Namespace {
     /// `user.`
@@ -28,7 +28,7 @@ pub enum Namespace {
     Root,
     /// `security.`
     Secure,
-    /// A parent pointer: not shown to users.
+    /// A parent pointer. Users do not see it.
     Parent,
 }
 
@@ -41,7 +41,7 @@ pub struct AttrEntry<'a> {
     pub name: &'a [u8],
     /// Length of the value in bytes.
     pub value_len: u32,
-    /// The value, if it lies beside the name.
+    /// The value, if it is stored beside the name.
     pub inline: Option<&'a [u8]>,
 }
 
@@ -69,15 +69,15 @@ impl Namespace {
     }
 }
 
-/// What an attribute is found by: its name, and of a parent pointer also its value, as several directories may call an
-/// inode the same.
+/// The key of an attribute: its name, and for a parent pointer also its value, because several directories may have the
+/// same name for an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key<'a> {
     namespace: Namespace,
     name: &'a [u8],
-    /// Of a parent pointer: its value.
+    /// The value of a parent pointer.
     value: &'a [u8],
-    /// Whether one is meant too that is not complete.
+    /// Whether to include an incomplete attribute.
     half_set: bool,
 }
 
@@ -86,7 +86,7 @@ impl Key<'_> {
         attr_hash(self.namespace.flags(), self.name, self.value)
     }
 
-    /// Whether it is an attribute's. `value`: that of a parent pointer lies beside the name.
+    /// Whether it matches an attribute. `value` is the value of a parent pointer, which is stored beside the name.
     fn is(&self, flags: AttrFlags, name: &[u8], value: Option<&[u8]>) -> bool {
         let value_counts = self.namespace == Namespace::Parent;
         (self.half_set || !flags.contains(AttrFlags::INCOMPLETE))
@@ -96,7 +96,7 @@ impl Key<'_> {
     }
 }
 
-/// All parent pointers of an inode, in the order of the fork: names, and the directories that have them.
+/// All parent pointers of an inode in fork order: names, and the directories that have them.
 pub fn parents(fork: &dyn Fork) -> Result<Vec<(Vec<u8>, ParentRecord)>> {
     let mut parents = Vec::new();
     let mut damage = None;
@@ -116,7 +116,7 @@ pub fn parents(fork: &dyn Fork) -> Result<Vec<(Vec<u8>, ParentRecord)>> {
     damage.map_or(Ok(parents), |problem| Err(Error::corrupt_inode(fork.inode(), problem)))
 }
 
-/// Calls `each` for every attribute that is complete (not one being replaced), until it breaks.
+/// Calls `each` for every complete attribute (not one that is being replaced), until it breaks.
 pub fn walk(fork: &dyn Fork, each: &mut dyn FnMut(AttrEntry<'_>) -> ControlFlow<()>) -> Result<()> {
     if let Some(local) = fork.local() {
         return walk_short(fork, local, each);
@@ -153,8 +153,8 @@ pub fn walk(fork: &dyn Fork, each: &mut dyn FnMut(AttrEntry<'_>) -> ControlFlow<
     }
 }
 
-/// The value of one attribute, found by its hash. Parent pointers are not found by name: several directories may
-/// call an inode the same.
+/// The value of one attribute, found by its hash. Parent pointers are not found by name, because several directories
+/// may have the same name for an inode.
 pub fn get(fork: &dyn Fork, namespace: Namespace, name: &[u8]) -> Result<Option<Vec<u8>>> {
     if namespace == Namespace::Parent {
         return Ok(None);
@@ -194,12 +194,12 @@ pub fn get(fork: &dyn Fork, namespace: Namespace, name: &[u8]) -> Result<Option<
     }
 }
 
-/// The index of an attribute fork: it begins at block 0, and pointers into it have 32 bits.
-const fn index() -> Index {
-    Index { root: 0, end: 1 << 32, blocks: 1, verifier: &INDEX }
+/// The index of an attribute fork. It begins at block 0, and pointers in it have 32 bits.
+const fn index() -> DaIndex {
+    DaIndex { root: 0, end: 1 << 32, blocks: 1, verifier: &INDEX }
 }
 
-/// The first leaf that may hold `hash` (`None`: the first of all); `None` if there is none, or no block at all.
+/// The first leaf that may have `hash` (`None`: the first leaf). `None` if there is none, or no block at all.
 fn first_leaf(fork: &dyn Fork, hash: Option<u32>) -> Result<Option<LeafBlock>> {
     if fork.next_mapped(FileBlock(0))?.is_none() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Values that lie in blocks of their own: on v5 each block says whose it is and which piece it holds.
+//! Remote values, in blocks of their own. On v5 each block has its owner and the piece of the value that it holds.
 
 use crate::da::check_owner;
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ pub(super) fn read(fork: &dyn Fork, block: FileBlock, len: u32) -> Result<Vec<u8
     Ok(value)
 }
 
-/// Reads one v5 block: the piece of `due` bytes behind those that `value` has.
+/// Reads one v5 block: the piece of `due` bytes that follows what `value` has.
 fn read_piece(fork: &dyn Fork, at: FileBlock, due: usize, value: &mut Vec<u8>) -> Result<()> {
     let buf = fork.read(at, 1, &REMOTE)?;
     let corrupt = |problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem);

@@ -1,6 +1,7 @@
-//! Changes of the maps of a transaction's inodes.
+//! Changes to the maps of a transaction's inodes.
 
-use super::edit::{MapEditor, TransFork, Unmapped};
+use super::TransFork;
+use super::edit::{MapEditor, Unmapped};
 use crate::error::Result;
 use crate::inode::ForkKind;
 use crate::trans::Trans;
@@ -8,12 +9,12 @@ use std::ops::Range;
 use xfs_format::bmbt::Extent;
 use xfs_format::types::{FileBlock, InodeNumber};
 
-/// Maps an extent of a joined inode's fork where nothing is mapped.
+/// Maps an extent in a fork of a joined inode, where nothing is mapped yet.
 pub(crate) fn map(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, extent: Extent) -> Result<()> {
     change_map(trans, ino, kind, |editor| editor.map(extent))
 }
 
-/// Takes `range` out of a map, from its end on, up to `most` extents. The blocks are the caller's to free.
+/// Unmaps up to `most` extents of `range`, from its end backwards. The caller frees the blocks.
 pub(crate) fn unmap(
     trans: &mut Trans<'_>,
     ino: InodeNumber,
@@ -24,7 +25,7 @@ pub(crate) fn unmap(
     change_map(trans, ino, kind, |editor| editor.unmap(range, most))
 }
 
-/// Says that blocks hold data, or that they do not, up to `most` extents of them. Gives what is still to be done.
+/// Marks blocks as written or unwritten, up to `most` extents of them. Returns what is left to do.
 pub(crate) fn mark(
     trans: &mut Trans<'_>,
     ino: InodeNumber,
@@ -35,12 +36,12 @@ pub(crate) fn mark(
     change_map(trans, ino, ForkKind::Data, |editor| editor.convert(range, unwritten, most))
 }
 
-/// Cuts the extent that holds the blocks on both sides of `at`.
+/// Splits the extent that has the blocks on both sides of `at`.
 pub(crate) fn split_map(trans: &mut Trans<'_>, ino: InodeNumber, at: FileBlock) -> Result<()> {
     change_map(trans, ino, ForkKind::Data, |editor| editor.split_at(at))
 }
 
-/// Moves the extents that begin in `range` within the file, up to `most`. Gives what is still to be done.
+/// Moves the extents that begin in `range` within the file, up to `most`. Returns what is left to do.
 pub(crate) fn shift_map(
     trans: &mut Trans<'_>,
     ino: InodeNumber,
@@ -51,8 +52,8 @@ pub(crate) fn shift_map(
     change_map(trans, ino, ForkKind::Data, |editor| editor.shift(range, by, most))
 }
 
-/// Makes a data fork's map fit into so many bytes of the inode: what does not goes into blocks. The caller moves
-/// the boundary between the forks.
+/// Makes a data fork's map fit into this many bytes of the inode. What does not fit moves into blocks. The caller moves
+/// forkoff.
 pub(crate) fn fit_map(trans: &mut Trans<'_>, ino: InodeNumber, room: usize) -> Result<()> {
     change_map(trans, ino, ForkKind::Data, |editor| editor.fit(room))
 }

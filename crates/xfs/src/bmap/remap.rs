@@ -1,10 +1,10 @@
-//! Mappings that come into a map or go, in transactions of their own: an intent first (BUI), then the change of the map,
-//! with what it owes in turn to the reverse map, and the done item (BUD).
+//! Mappings that enter or leave a map in transactions of their own: first an intent (BUI), then the change of the map,
+//! with what it defers in turn for the rmap tree, and the done item (BUD).
 //!
-//! A change of one map alone needs no intent. What moves mappings between two files has one for each of them, so that
-//! each changes in a transaction that is small.
+//! A change of one map alone needs no intent. An operation that moves mappings between two files has an intent for each
+//! of them, so that each file changes in a small transaction.
 
-use super::carry_out;
+use super::finish_item;
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
 use crate::trans::{Trans, Work};
@@ -13,7 +13,7 @@ use xfs_format::error::FormatError;
 use xfs_format::log::{BmapOp, BmapUpdate, Update};
 use xfs_format::types::{FileBlock, InodeNumber};
 
-/// As the log has it.
+/// The log's form.
 fn update(op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) -> BmapUpdate {
     let Extent { startoff, startblock, blockcount, unwritten } = *extent;
     BmapUpdate {
@@ -28,19 +28,19 @@ fn update(op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) -> Bmap
     }
 }
 
-/// Owes it to a fork of an inode to get a mapping, or to lose one.
-pub(crate) fn remap_later(
+/// Defers that a fork of an inode gets or loses a mapping.
+pub(crate) fn defer_remap(
     trans: &mut Trans<'_>,
     op: BmapOp,
     ino: InodeNumber,
     kind: ForkKind,
     extent: &Extent,
 ) {
-    trans.owe(Work::Map(update(op, ino, kind, extent)), carry_out);
+    trans.defer(Work::Map(update(op, ino, kind, extent)), finish_item);
 }
 
-/// Changes the map; gives what is left to be done, which is in front of what was done.
-pub(super) fn remap(trans: &mut Trans<'_>, update: BmapUpdate) -> Result<Option<BmapUpdate>> {
+/// Changes the map. Returns what is left to do, which lies in front of what was done.
+pub(super) fn finish_bmap(trans: &mut Trans<'_>, update: BmapUpdate) -> Result<Option<BmapUpdate>> {
     let BmapUpdate { op, ino, start, offset, len, attr_fork, unwritten, .. } = update;
     let damaged = |problem| Error::corrupt_inode(ino, problem);
     update.check(trans.geometry()).map_err(damaged)?;

@@ -1,8 +1,8 @@
-//! Walking the trees of an allocation group.
+//! Reading the B+trees of an allocation group.
 //!
-//! A [`Cursor`] is a path from the root to a leaf. It goes on through its path, never through sibling pointers,
-//! and every step must bring a larger record than the one before: a damaged tree ends it with an error, and can
-//! neither send it round in circles nor below the leaves.
+//! A [`Cursor`] is a path from the root to a leaf. It moves through its path, never through sibling pointers, and every
+//! step must give a larger record than the one before. So a damaged tree ends it with an error, and can neither send it
+//! round in circles nor below the leaves.
 
 pub mod edit;
 
@@ -14,14 +14,14 @@ use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber};
 
-/// One block of the path, and the child or record that comes next in it.
+/// One block of the path, and its next child or record.
 #[derive(Debug)]
 struct Step {
     buf: Buf,
     next: usize,
 }
 
-/// A place in a tree of one group.
+/// A position in a tree of one group.
 #[derive(Debug)]
 pub struct Cursor<'a, T: Tree> {
     bufs: &'a BufCache,
@@ -32,7 +32,7 @@ pub struct Cursor<'a, T: Tree> {
 }
 
 impl<'a, T: Tree> Cursor<'a, T> {
-    /// Before the last record whose rank is at most `rank`, or before the first one if there is none.
+    /// Positioned before the last record whose rank is at most `rank`, or before the first one if there is none.
     pub fn seek(
         bufs: &'a BufCache,
         geometry: &'a Geometry,
@@ -46,7 +46,7 @@ impl<'a, T: Tree> Cursor<'a, T> {
         for level in (0..root.levels).rev() {
             let buf = cursor.read(block, level)?;
             let node = cursor.node(&buf)?;
-            // The last child or record that is not behind `rank`.
+            // The last child or record that is not beyond `rank`.
             let behind = rank.map_or(0, |rank| {
                 if level == 0 {
                     node.records().partition_point(|record| T::record_rank(record) <= rank)
@@ -97,7 +97,7 @@ impl<'a, T: Tree> Cursor<'a, T> {
         }
     }
 
-    /// How many blocks a tree has. Its leaves are counted, and not read.
+    /// How many blocks a tree has. Its leaves are counted without reading them.
     pub fn blocks(bufs: &'a BufCache, geometry: &'a Geometry, ag: AgNumber, root: Root) -> Result<u32> {
         let cursor = Self { bufs, geometry, ag, path: Vec::new(), last: None };
         let (mut row, mut total) = (vec![root.block], 1);
@@ -112,7 +112,7 @@ impl<'a, T: Tree> Cursor<'a, T> {
                     return Err(cursor.corrupt("number of blocks"));
                 }
             }
-            // As many as a group has blocks at most, on each of few levels.
+            // At most as many as a group has blocks, on each of a few levels.
             total += below.len() as u32;
             row = below;
         }
@@ -138,7 +138,7 @@ impl<'a, T: Tree> Cursor<'a, T> {
             })
     }
 
-    /// Reads the block that should lie at `level`. Only a root may be empty.
+    /// Reads the block that should be at `level`. Only a root may be empty.
     fn read(&self, block: AgBlock, level: u32) -> Result<Buf> {
         let daddr = self.geometry.daddr_of(self.ag, block);
         let buf = self.bufs.read(daddr, self.geometry.block_size.into(), T::verifier())?;

@@ -1,21 +1,23 @@
-//! Which 128-byte chunks of a buffer are dirty: what a buffer log item carries.
+//! The dirty 128-byte chunks of a buffer, which a buffer log item carries.
 
 use smallvec::SmallVec;
 use std::ops::Range;
 use xfs_format::log::BUF_CHUNK_SIZE;
 
-/// Words of a map as the log has them: those of most buffers take no memory of their own.
+/// Words of a buffer log item's bitmap. Those of most buffers need no heap memory.
 pub(crate) type Words = SmallVec<[u32; 4]>;
 
-/// Chunks of a word of the log's map, and of one of a [`ChunkMap`].
+/// Bits per word of the log's bitmap and of a [`ChunkMap`].
 const BITS: usize = u32::BITS as usize;
 const WIDE: usize = u64::BITS as usize;
 
-/// A bit a chunk. Most buffers have no more than 64, and take no memory for them.
+/// One bit per chunk. Most buffers have no more than 64 chunks, and need no heap memory for them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChunkMap {
     first: u64,
-    rest: Vec<u64>,
+    /// The chunks after the first 64. Few buffers have so many.
+    #[expect(clippy::box_collection, reason = "a vector takes three words where there is none")]
+    rest: Option<Box<Vec<u64>>>,
 }
 
 impl ChunkMap {
@@ -35,22 +37,44 @@ impl ChunkMap {
     /// Adds the chunks of `other`.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.first |= other.first;
-        if self.rest.len() < other.rest.len() {
-            self.rest.resize(other.rest.len(), 0);
+        if let Some(other) = &other.rest {
+            let rest = self.rest.get_or_insert_default();
+            if rest.len() < other.len() {
+                rest.resize(other.len(), 0);
+            }
+            rest.iter_mut().zip(other.iter()).for_each(|(to, from)| *to |= from);
         }
-        self.rest.iter_mut().zip(&other.rest).for_each(|(to, from)| *to |= from);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.first == 0 && self.rest.iter().all(|word| *word == 0)
+        self.first == 0 && self.rest.as_ref().is_none_or(|rest| rest.iter().all(|word| *word == 0))
+    }
+
+    /// Calls `each` with the runs of marked chunks, as ranges of bytes of at most `len`.
+    pub(crate) fn for_each_run(&self, len: usize, mut each: impl FnMut(Range<usize>)) {
+        for word in 0..=self.rest.as_ref().map_or(0, |rest| rest.len()) {
+            let mut left = self.word(word);
+            while left != 0 {
+                let first = left.trailing_zeros();
+                let count = (left >> first).trailing_ones();
+                left &= u64::MAX.checked_shl(first + count).unwrap_or(0);
+                let at = |chunk: u32| ((word * WIDE + chunk as usize) * BUF_CHUNK_SIZE).min(len);
+                each(at(first)..at(first + count));
+            }
+        }
+    }
+
+    /// Whether the `nth` chunk is marked.
+    pub(crate) fn has(&self, nth: usize) -> bool {
+        self.word(nth / WIDE) >> (nth % WIDE) & 1 == 1
     }
 
     pub(crate) fn clear(&mut self) {
         self.first = 0;
-        self.rest.clear();
+        self.rest = None;
     }
 
-    /// The map of the chunks within `bytes`, which begins at a chunk, counted from there: `words` words.
+    /// The bitmap of the chunks within `bytes`, which begins at a chunk boundary, as `words` words.
     pub(crate) fn part(&self, bytes: Range<usize>, words: usize) -> Words {
         let (first, end) = (bytes.start / BUF_CHUNK_SIZE, bytes.end.div_ceil(BUF_CHUNK_SIZE));
         let word_from = |chunk: usize| {
@@ -67,41 +91,29 @@ impl ChunkMap {
         part
     }
 
-    /// All of the map, if it names none of the chunks behind the first 64.
+    /// The whole map as one word, if it marks only some of the first 64 chunks.
     pub(crate) fn as_word(&self) -> Option<u64> {
-        self.rest.is_empty().then_some(self.first)
+        self.rest.is_none().then_some(self.first)
     }
 
     fn word(&self, nth: usize) -> u64 {
         match nth.checked_sub(1) {
             None => self.first,
-            Some(nth) => self.rest.get(nth).copied().unwrap_or(0),
+            Some(nth) => self.rest.as_ref().and_then(|rest| rest.get(nth)).copied().unwrap_or(0),
         }
     }
 
     fn word_mut(&mut self, nth: usize) -> &mut u64 {
         let Some(nth) = nth.checked_sub(1) else { return &mut self.first };
-        if self.rest.len() <= nth {
-            self.rest.resize(nth + 1, 0);
+        let rest = self.rest.get_or_insert_default();
+        if rest.len() <= nth {
+            rest.resize(nth + 1, 0);
         }
-        &mut self.rest[nth]
+        &mut rest[nth]
     }
 }
 
-/// The runs of chunks that a word names, as ranges of bytes of at most `len`.
-pub(crate) fn runs_of_word(word: u64, len: usize) -> impl Iterator<Item = Range<usize>> {
-    let mut left = word;
-    std::iter::from_fn(move || {
-        let first = left.trailing_zeros();
-        // Nothing is left, or its end is none of a word's: 64 ones.
-        let count = left.checked_shr(first)?.trailing_ones();
-        left &= u64::MAX.checked_shl(first + count).unwrap_or(0);
-        let (first, end) = (first as usize, (first + count) as usize);
-        Some(first * BUF_CHUNK_SIZE..(end * BUF_CHUNK_SIZE).min(len))
-    })
-}
-
-/// The runs of chunks that a map names, as ranges of bytes of at most `len`.
+/// The runs of chunks that a bitmap marks, as byte ranges of at most `len`.
 pub(crate) fn runs(map: &[u32], len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -112,7 +124,7 @@ pub(crate) fn runs(map: &[u32], len: usize) -> impl Iterator<Item = Range<usize>
     })
 }
 
-/// The first chunk from `at` on whose bit is set; with all bits in `flip`, the first whose bit is not.
+/// The first chunk from `at` on whose bit is set. If `flip` has all bits set: the first whose bit is clear.
 fn next(map: &[u32], at: usize, flip: u32) -> Option<usize> {
     let mut word = at / BITS;
     let mut bits = (map.get(word)? ^ flip) & u32::MAX << (at % BITS);
@@ -167,11 +179,17 @@ mod tests {
                 named[run.start / BUF_CHUNK_SIZE..run.end / BUF_CHUNK_SIZE].fill(true);
             }
             assert_eq!(named, bits[from..to], "chunks {from}..{to}");
-            let Some(word) = map.as_word() else { continue };
-            let words = [word as u32, (word >> BITS) as u32];
-            let len = rng.usize(1..=WIDE * BUF_CHUNK_SIZE);
-            let inside = |run: &Range<usize>| run.start < len;
-            assert!(runs_of_word(word, len).filter(inside).eq(runs(&words, len).filter(inside)), "{word:#x}");
+            let mut named = vec![false; chunks];
+            map.for_each_run(chunks * BUF_CHUNK_SIZE, |run| {
+                named[run.start / BUF_CHUNK_SIZE..run.end / BUF_CHUNK_SIZE].fill(true);
+            });
+            assert_eq!(named, bits, "runs");
+            if let Some(word) = map.as_word() {
+                assert!(
+                    (0..chunks).all(|nth| bits[nth] == (nth < WIDE && word >> nth & 1 == 1)),
+                    "{word:#x}"
+                );
+            }
         }
     }
 }

@@ -1,24 +1,24 @@
-//! Memory of old versions of buffers, for new ones.
+//! Reuses the memory of old buffer versions for new ones.
 //!
-//! A commit replaces a buffer's bytes by a changed copy. What it replaced is as large as the next copy will be, and
-//! mostly nobody else's: each thread keeps a few, and asks the allocator for none.
+//! A commit replaces a buffer's bytes by a changed copy. The replaced version has the size of the next copy, and mostly
+//! nobody else uses it. So each thread keeps a few, which saves calls of the allocator.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// How many a thread keeps, and how large each may be.
+/// How many versions a thread keeps, and the maximum size of each.
 const MOST: usize = 16;
 const BYTES_MAX: usize = 16 << 10;
-/// How many zeroes it keeps.
+/// Maximum length of the zeroes that it keeps.
 const ZEROES_MAX: usize = 64 << 10;
 
 thread_local! {
     static SPARES: RefCell<Vec<Arc<[u8]>>> = const { RefCell::new(Vec::new()) };
-    /// Those that were asked for last.
+    /// The zeroes that were used last.
     static ZEROES: RefCell<Arc<[u8]>> = RefCell::new(new_zeroes(0));
 }
 
-/// A copy that nobody else has.
+/// A private copy.
 pub(crate) fn copy_of(bytes: &[u8]) -> Arc<[u8]> {
     let spare = SPARES.try_with(|spares| {
         let mut spares = spares.borrow_mut();
@@ -34,7 +34,7 @@ pub(crate) fn copy_of(bytes: &[u8]) -> Arc<[u8]> {
     Arc::from(bytes)
 }
 
-/// Zeroes, which others may have, too.
+/// Zeroes, perhaps shared.
 pub(crate) fn zeroes(len: usize) -> Arc<[u8]> {
     if len > ZEROES_MAX {
         return new_zeroes(len);
@@ -49,16 +49,17 @@ pub(crate) fn zeroes(len: usize) -> Arc<[u8]> {
     known.unwrap_or_else(|_| new_zeroes(len))
 }
 
-fn new_zeroes(len: usize) -> Arc<[u8]> {
+/// Zeroes that nobody else has.
+pub(crate) fn new_zeroes(len: usize) -> Arc<[u8]> {
     std::iter::repeat_n(0, len).collect()
 }
 
-/// Takes in a version that is replaced, unless somebody still looks at it.
+/// Keeps the memory of a replaced version, unless somebody still uses it.
 pub(crate) fn keep(mut old: Arc<[u8]>) {
     if old.len() > BYTES_MAX || Arc::get_mut(&mut old).is_none() {
         return;
     }
-    // While a thread is being torn down it is just freed.
+    // During thread teardown it is simply freed.
     let _ = SPARES.try_with(|spares| {
         let mut spares = spares.borrow_mut();
         if spares.len() < MOST {

@@ -1,13 +1,13 @@
-//! Extended attributes: inside the inode, in leaves, with values in blocks of their own.
+//! Extended attributes: inside the inode, in leaves, and with remote values.
 //!
-//! Checked besides the index: the hash of every name, no name twice in a namespace, the bytes that a leaf says it
-//! uses, names and values that do not lie over each other, and every block of every remote value.
+//! Checked besides the index: the hash of every name, that no name comes twice in a namespace, the number of bytes that
+//! a leaf claims to use, that names and values do not overlap, and every block of every remote value.
 
 use super::Check;
-use super::da_tree::{Index, LeafBlock, walk};
+use super::da_tree::{IndexFork, LeafBlock, walk};
 use super::map::{ForkOf, Map};
 use super::parents;
-use super::report::Place;
+use super::report::FindingPlace;
 use crate::error::Result;
 use std::collections::HashSet;
 use xfs_format::attr::{
@@ -22,19 +22,19 @@ use xfs_format::types::FileBlock;
 
 const LEAF: &str = "attribute leaf block";
 
-/// A name as it must not come twice.
+/// A namespace and a name, which must not come twice.
 type Name = (u8, Box<[u8]>);
 
 /// Checks the attributes of an inode.
 pub(super) fn check(check: &mut Check<'_>, fork: &ForkOf<'_>, map: &Map) -> Result<()> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     match fork.format() {
         None | Some(ForkFormat::Dev) => Ok(()),
         Some(ForkFormat::Local) => {
             short(check, fork);
             Ok(())
         }
-        // A fork without blocks is left behind by a crash while its attributes were removed.
+        // A crash while attributes were removed leaves a fork without blocks.
         Some(_) if map.extents.is_empty() => Ok(()),
         Some(_) => {
             if map.extents.first().is_some_and(|first| first.startoff.0 != 0) {
@@ -47,7 +47,7 @@ pub(super) fn check(check: &mut Check<'_>, fork: &ForkOf<'_>, map: &Map) -> Resu
 }
 
 fn short(check: &mut Check<'_>, fork: &ForkOf<'_>) {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let mut names: HashSet<Name> = HashSet::new();
     let attrs = match ShortAttrs::parse(fork.literal()) {
         Ok(attrs) => attrs,
@@ -62,7 +62,7 @@ fn short(check: &mut Check<'_>, fork: &ForkOf<'_>) {
         if let Err(problem) = attr.check_flags() {
             check.report.add_named(place, problem, attr.name);
         }
-        // Parent pointers may be of one name in several directories.
+        // There may be parent pointers with the same name in several directories.
         let parent = attr.flags.contains(AttrFlags::PARENT);
         if parent {
             parents::pointer(check, fork.ino, (attr.name, Some(attr.value)), None);
@@ -73,13 +73,14 @@ fn short(check: &mut Check<'_>, fork: &ForkOf<'_>) {
 }
 
 fn index(check: &mut Check<'_>, fork: &ForkOf<'_>, extents: &[Extent]) -> Result<()> {
-    let index = Index { fork, extents, root: 0, end: 1 << 32, blocks: 1, verifier: &INDEX, directory: false };
+    let index =
+        IndexFork { fork, extents, root: 0, end: 1 << 32, blocks: 1, verifier: &INDEX, directory: false };
     let mut run: (u32, HashSet<Name>) = (0, HashSet::new());
     walk(check, &index, &mut |check, block| leaf(check, fork, extents, block, &mut run))?;
     Ok(())
 }
 
-/// Checks one leaf. `run`: the hash that the entries before had, and their names.
+/// Checks one leaf. `run` has the hash of the previous entries, and their names.
 fn leaf(
     check: &mut Check<'_>,
     fork: &ForkOf<'_>,
@@ -87,7 +88,7 @@ fn leaf(
     block: &LeafBlock,
     run: &mut (u32, HashSet<Name>),
 ) -> Result<()> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let leaf = match AttrLeaf::parse(&block.bytes, check.geometry().v5) {
         Ok(leaf) => leaf,
         Err(problem) => {
@@ -110,7 +111,7 @@ fn leaf(
         check.report.counts.attributes += 1;
         pieces.push((entry.name_index(), entry_len(&attr)));
         if attr.flags.contains(AttrFlags::INCOMPLETE) {
-            // What a crash left of a change; nobody sees it, and it takes up room for ever.
+            // A crash left it in the middle of a change. Nobody sees it, and it takes up space for ever.
             let problem = FormatError::new(LEAF, "attribute that is incomplete");
             check.report.add_named(place, problem, attr.name);
         }
@@ -125,9 +126,9 @@ fn leaf(
     Ok(())
 }
 
-/// Bytes that name and value take in the leaf; pieces are aligned to 4.
+/// Bytes that name and value take in the leaf. Entries are aligned to 4.
 fn entry_len(attr: &LeafAttr<'_>) -> usize {
-    // The head of a remote name has nine bytes, and counts as the eleven of a structure in C.
+    // The head of a remote name has nine bytes, but counts as eleven, like the structure in C.
     let len = match attr.value {
         AttrValue::Inline(value) => 3 + attr.name.len() + value.len(),
         AttrValue::Remote { .. } => 11 + attr.name.len(),
@@ -142,13 +143,12 @@ fn check_name(
     attr: &LeafAttr<'_>,
     run: &mut (u32, HashSet<Name>),
 ) {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let hash = entry.hash.get();
     if hash != run.0 {
         *run = (hash, HashSet::new());
     }
-    // Parent pointers are hashed with more than their names, and one that is being replaced has its successor
-    // beside it.
+    // A parent pointer is hashed with more than its name. One that is being replaced has its successor beside it.
     if attr.flags.contains(AttrFlags::PARENT) && !attr.flags.contains(AttrFlags::INCOMPLETE) {
         let value = match attr.value {
             AttrValue::Inline(value) => Some(value),
@@ -169,15 +169,15 @@ fn check_name(
     }
 }
 
-/// The header's account of the block: used bytes, and free pieces. The first used byte may be too low, as names move
-/// to other leaves; the verifier sees to it that it is not too high.
+/// Checks the header's account of the block: used bytes, and free pieces. The first used byte may be too low, because
+/// names move to other leaves; the verifier ensures that it is not too high.
 fn check_layout(
     check: &mut Check<'_>,
     fork: &ForkOf<'_>,
     leaf: &AttrLeaf<'_>,
     mut pieces: Vec<(usize, usize)>,
 ) {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let report = &mut check.report;
     let used: usize = pieces.iter().map(|piece| piece.1).sum();
     report.same(place, LEAF, "used bytes", leaf.used_bytes() as u64, used as u64);
@@ -197,7 +197,7 @@ fn check_layout(
     let mut behind = leaf.entries_end();
     for (base, len) in free {
         let near = pieces.partition_point(|piece| piece.0 + piece.1 <= base);
-        // Some kernels leave empty pieces that begin anywhere.
+        // Some kernels leave empty pieces with an arbitrary start.
         let taken = len != 0 && (base < behind || pieces.get(near).is_some_and(|piece| piece.0 < base + len));
         if len != 0 {
             behind = behind.max(base + len);
@@ -216,7 +216,7 @@ fn remote(
     (block, len): (FileBlock, u32),
     name: &[u8],
 ) -> Result<()> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let geometry = check.geometry();
     let (v5, room) = (geometry.v5, remote_payload_len(geometry.block_size, geometry.v5).max(1));
     if block.0 == 0 && len != 0 {

@@ -1,11 +1,11 @@
-//! The hash-indexed tree of a directory or an attribute fork, from its root down, with every link of it checked:
-//! levels, owners, siblings both ways, the hash that each node has of each child, and that hashes never descend.
+//! The hash-indexed tree of a directory or attribute fork, from its root down, with every link checked: levels, owners,
+//! siblings in both directions, each node's hash of each child, and that hashes never descend.
 //!
-//! Why this ends on any input: levels fall from 5 at most, and a block that was seen is not gone into again.
+//! Why this ends on any input: levels decrease from 5 at most, and a block is visited only once.
 
 use super::Check;
 use super::map::ForkOf;
-use super::report::Place;
+use super::report::FindingPlace;
 use crate::error::Result;
 use blockdev::AlignedBuf;
 use std::collections::HashSet;
@@ -17,17 +17,17 @@ use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 use xfs_format::verify::Verifier;
 
-/// Where an index lies in its fork, and what its blocks are.
-pub(super) struct Index<'a> {
+/// Where an index lies in its fork, and the type of its blocks.
+pub(super) struct IndexFork<'a> {
     pub(super) fork: &'a ForkOf<'a>,
     pub(super) extents: &'a [Extent],
-    /// The block of the fork at which the root lies, and the one behind the last that the index may use.
+    /// The fork block of the root, and the end of the index.
     pub(super) root: u64,
     pub(super) end: u64,
-    /// Blocks of the volume that make one block of the index.
+    /// File system blocks per index block.
     pub(super) blocks: u32,
     pub(super) verifier: &'static Verifier,
-    /// Whether leaves are those of directories.
+    /// Whether its leaves are those of directories.
     pub(super) directory: bool,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct LeafBlock {
     pub(super) root: bool,
 }
 
-/// What a walk saw.
+/// The result of a walk.
 pub(super) struct Walked {
     /// Blocks of the index, leaves and nodes.
     pub(super) blocks: u64,
@@ -55,7 +55,7 @@ enum Last {
 }
 
 struct Walk<'a, 'c> {
-    index: &'a Index<'a>,
+    index: &'a IndexFork<'a>,
     last: [Last; NODE_MAX_LEVEL as usize + 1],
     seen: HashSet<u64>,
     hash: u32,
@@ -63,16 +63,16 @@ struct Walk<'a, 'c> {
     each: &'a mut dyn FnMut(&mut Check<'c>, &LeafBlock) -> Result<()>,
 }
 
-/// Walks an index; `each` gets its leaves in order.
+/// Walks an index. Calls `each` with its leaves in order.
 pub(super) fn walk<'c>(
     check: &mut Check<'c>,
-    index: &Index<'_>,
+    index: &IndexFork<'_>,
     each: &mut dyn FnMut(&mut Check<'c>, &LeafBlock) -> Result<()>,
 ) -> Result<Walked> {
     let last = [Last::None; NODE_MAX_LEVEL as usize + 1];
     let mut walk = Walk { index, last, seen: HashSet::new(), hash: 0, whole: true, each };
     walk.visit(check, index.root, None, None)?;
-    let place = Place::inode(index.fork.ino);
+    let place = FindingPlace::inode(index.fork.ino);
     for last in walk.last {
         if let Last::Block { forw, .. } = last
             && forw != 0
@@ -87,12 +87,12 @@ pub(super) fn walk<'c>(
 }
 
 impl<'c> Walk<'_, 'c> {
-    /// Takes in the subtree at `at`. `due`: the level that it must have; `hash`: the largest hash that its parent
-    /// says it has.
+    /// Visits the subtree at `at`. `due` is the level that it must have; `hash` is the largest hash according to its
+    /// parent.
     fn visit(&mut self, check: &mut Check<'c>, at: u64, due: Option<u16>, hash: Option<u32>) -> Result<()> {
         let index = self.index;
         let name = index.verifier.name;
-        let place = Place::inode(index.fork.ino);
+        let place = FindingPlace::inode(index.fork.ino);
         let inside = (index.root..index.end).contains(&at)
             && (at - index.root).is_multiple_of(index.blocks.into())
             && (due.is_none() || at != index.root);
@@ -141,7 +141,7 @@ impl<'c> Walk<'_, 'c> {
         Ok(())
     }
 
-    /// The largest hash of a block; `None` where it has no entries.
+    /// The largest hash of a block. `None` if it has no entries.
     fn largest_hash(&self, bytes: &[u8], node: Option<&Node<'_>>, v5: bool) -> Option<u32> {
         if let Some(node) = node {
             return node.entries.last().map(|entry| entry.hash.get());
@@ -153,7 +153,7 @@ impl<'c> Walk<'_, 'c> {
         }
     }
 
-    /// Hashes go on from leaf to leaf; within one, the verifier saw to it.
+    /// Hashes must ascend from leaf to leaf. The verifier checks them within a leaf.
     fn check_first_hash(&mut self, check: &mut Check<'c>, bytes: &[u8], v5: bool) {
         let first = if self.index.directory {
             Leaf::parse(bytes, v5).ok().and_then(|leaf| leaf.entries.first().map(|entry| entry.hash.get()))
@@ -165,7 +165,7 @@ impl<'c> Walk<'_, 'c> {
         if let Some(first) = first
             && first < self.hash
         {
-            let (name, place) = (self.index.verifier.name, Place::inode(self.index.fork.ino));
+            let (name, place) = (self.index.verifier.name, FindingPlace::inode(self.index.fork.ino));
             check
                 .report
                 .add(place, FormatError::mismatch(name, "hash order", first.into(), self.hash.into()));
@@ -174,7 +174,7 @@ impl<'c> Walk<'_, 'c> {
     }
 
     fn check_siblings(&mut self, check: &mut Check<'c>, at: u64, level: u16, header: &DaHeader) {
-        let (name, place) = (self.index.verifier.name, Place::inode(self.index.fork.ino));
+        let (name, place) = (self.index.verifier.name, FindingPlace::inode(self.index.fork.ino));
         let last = &mut self.last[usize::from(level)];
         match *last {
             Last::Unknown => {}

@@ -1,9 +1,9 @@
-//! The two trees of free space of a group: one by place, one by size. Both list the same extents, which are as long
-//! as they can be: two that touch would be one.
+//! The two free space trees of a group, one by block and one by size. Both must list the same extents, and no two of
+//! these may touch.
 
 use super::Check;
 use super::owners::Owner;
-use super::report::Place;
+use super::report::FindingPlace;
 use super::tree::walk_group;
 use crate::error::Result;
 use xfs_format::ag::Agf;
@@ -11,20 +11,20 @@ use xfs_format::btree::{Bnobt, Cntbt, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::types::{AgBlock, AgNumber};
 
-/// What a group has free.
+/// The free space of a group.
 pub(super) struct FreeSpace {
     /// Blocks in free extents.
     pub(super) blocks: u64,
     /// Blocks of the longest extent.
     pub(super) longest: u32,
-    /// Blocks of the two trees, beyond their roots.
+    /// Blocks of the two trees without their roots.
     pub(super) tree_blocks: u64,
 }
 
 /// A free extent: first block and count.
 type Free = (u32, u32);
 
-/// Checks both trees. `None`: not all of them could be read.
+/// Checks both trees. `None` if not all of them could be read.
 pub(super) fn check(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<Option<FreeSpace>> {
     let mut by_place: Vec<Free> = Vec::new();
     let root = (agf.bno_root.get(), agf.bno_level.get());
@@ -57,7 +57,7 @@ fn claim(check: &mut Check<'_>, ag: AgNumber, by_place: &[Free]) {
             return;
         }
         if end_before == Some(start) {
-            let place = Place::block(ag, AgBlock(start));
+            let place = FindingPlace::block(ag, AgBlock(start));
             check.report.add(place, FormatError::new(Bnobt::NAME, "free extents that are one"));
         }
         end_before = start.checked_add(len);
@@ -65,7 +65,7 @@ fn claim(check: &mut Check<'_>, ag: AgNumber, by_place: &[Free]) {
     }
 }
 
-/// Goes through both lists by place; each extent must be in both.
+/// Goes through both lists by block. Each extent must be in both.
 fn compare(check: &mut Check<'_>, ag: AgNumber, by_place: &[Free], by_size: &[Free]) {
     let (mut ours, mut theirs) = (by_place.iter().peekable(), by_size.iter().peekable());
     loop {
@@ -91,6 +91,8 @@ fn compare(check: &mut Check<'_>, ag: AgNumber, by_place: &[Free], by_size: &[Fr
         if check.report.stopped() {
             return;
         }
-        check.report.add(Place::block(ag, AgBlock(free.0)), FormatError::value(name, what, free.1.into()));
+        check
+            .report
+            .add(FindingPlace::block(ag, AgBlock(free.0)), FormatError::value(name, what, free.1.into()));
     }
 }

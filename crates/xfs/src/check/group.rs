@@ -1,9 +1,10 @@
-//! The headers of a group: AGF, AGI and AGFL, each against what its trees and its list really hold.
+//! The headers of a group: AGF, AGI and AGFL, compared with their trees and with the AGFL's content.
 //!
-//! A header that fails its own checks is a finding, and its trees are left alone: their roots are not to be trusted.
+//! A header that fails its own checks is a finding. Then its trees are not checked, because their roots cannot be
+//! trusted.
 
 use super::owners::Owner;
-use super::report::Place;
+use super::report::FindingPlace;
 use super::{Check, free_space, inode_trees, refcount, rmap, superblock};
 use crate::error::Result;
 use xfs_format::ag::{AGF, AGFL, AGI, AgHeader, Agf, Agfl, Agi, NULL_AG_BLOCK};
@@ -23,7 +24,7 @@ pub(super) fn check(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
     check_inodes(check, ag)
 }
 
-/// Blocks that have their owner by the volume's shape alone.
+/// Claims the blocks whose owner follows from the volume's geometry.
 fn claim_fixed(check: &mut Check<'_>, ag: AgNumber) {
     let geometry = check.geometry();
     // Superblock, AGF, AGI and AGFL have a sector each.
@@ -36,9 +37,9 @@ fn claim_fixed(check: &mut Check<'_>, ag: AgNumber) {
     }
 }
 
-/// The AGF, the AGFL, and the trees that the AGF has the roots of.
+/// The AGF, the AGFL, and the trees with roots in the AGF.
 fn check_space(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
-    let place = Place::group(ag);
+    let place = FindingPlace::group(ag);
     let daddr = AgHeader::Agf.daddr(check.geometry(), ag);
     let bytes = check.reader.header(ag, daddr, &AGF, &mut check.report)?;
     let agf = bytes.as_deref().and_then(|bytes| Agf::read_from_prefix(bytes).ok()).map(|(agf, _)| agf);
@@ -77,13 +78,13 @@ fn check_space(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
     Ok(())
 }
 
-/// The AGFL: a ring of blocks of the group, in which none comes twice.
+/// The AGFL: a ring of blocks of the group without repetition.
 fn check_list(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<()> {
     let geometry = check.geometry().clone();
-    let place = Place::group(ag);
+    let place = FindingPlace::group(ag);
     let (first, last, count) = (agf.flfirst.get(), agf.fllast.get(), agf.flcount.get());
     let slots = Agfl::slots(&geometry);
-    // Both are slots of the ring. An empty list has its end right before its start.
+    // Both are slots of the AGFL. If the list is empty, its end is right before its start.
     let ring = (last + slots - first) % slots + 1;
     if count != ring && !(count == 0 && ring == slots) {
         check.report.add(place, FormatError::mismatch("AGF", "AGFL count", count.into(), ring.into()));
@@ -101,7 +102,7 @@ fn check_list(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<()> {
     }
     let list: Vec<AgBlock> = match Agfl::view(&bytes, &geometry) {
         Ok(list) => {
-            // v4 has no say in what is left in slots.
+            // v4 does not say what unused slots contain.
             if let Some(stray) = list.stray(&geometry).filter(|_| geometry.v5) {
                 let problem =
                     FormatError::value("AGFL", "slot with a block behind the group's end", stray.into());
@@ -120,9 +121,9 @@ fn check_list(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<()> {
     Ok(())
 }
 
-/// The AGI and the trees that it has the roots of.
+/// The AGI, and the trees with roots in it.
 fn check_inodes(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
-    let place = Place::group(ag);
+    let place = FindingPlace::group(ag);
     let daddr = AgHeader::Agi.daddr(check.geometry(), ag);
     let bytes = check.reader.header(ag, daddr, &AGI, &mut check.report)?;
     let agi = bytes.as_deref().and_then(|bytes| Agi::read_from_prefix(bytes).ok()).map(|(agi, _)| agi);
@@ -160,13 +161,13 @@ fn check_inodes(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
 }
 
 impl Check<'_> {
-    /// What is free in a group cannot be known.
+    /// The free space of a group cannot be determined.
     pub(super) fn lose_group_space(&mut self) {
         self.report.owners_known = false;
         self.totals.space_known = false;
     }
 
-    /// Which inodes a group has cannot be known.
+    /// The inodes of a group cannot be determined.
     pub(super) fn lose_group_inodes(&mut self, ag: AgNumber) {
         self.inodes.lose_group(ag);
         self.report.owners_known = false;

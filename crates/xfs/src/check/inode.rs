@@ -1,7 +1,7 @@
-//! Each inode: whether the trees and the inode agree on its being in use, its core, its forks' maps.
+//! Each inode: that the trees and the inode agree on whether it is in use, its core, and the maps of its forks.
 
-use super::map::{ForkOf, Map, Which};
-use super::report::Place;
+use super::map::{ForkOf, Map, WhichFork};
+use super::report::FindingPlace;
 use super::{Check, attr, inode_trees, map, quota, symlink, unused};
 use crate::error::Result;
 use blockdev::AlignedBuf;
@@ -13,13 +13,13 @@ use xfs_format::types::{AgBlock, AgInode, AgNumber, DiskAddr, InodeNumber};
 use zerocopy::FromBytes;
 
 const NAME: &str = "inode";
-/// What new entries of a directory get; no other inode has these.
+/// Flags that new entries of a directory inherit. Only directories have these.
 const OF_DIRECTORIES: InodeFlags =
     InodeFlags::RTINHERIT.union(InodeFlags::PROJINHERIT).union(InodeFlags::NOSYMLINKS);
 
-/// The inodes of one chunk, as they lie on the device.
+/// The inodes of one chunk as they are on the device.
 struct Cluster {
-    /// The inode that the bytes begin with.
+    /// The inode at the start of the bytes.
     first: u32,
     bytes: AlignedBuf,
 }
@@ -73,7 +73,7 @@ fn check_cluster(
     Ok(())
 }
 
-/// Reads an inode again that was seen before.
+/// Reads again an inode that was seen before.
 pub(super) fn read(check: &Check<'_>, ino: InodeNumber) -> Result<Option<(InodeCore, Vec<u8>)>> {
     let geometry = check.geometry();
     let Some((ag, inode)) = geometry.split_inode(ino) else { return Ok(None) };
@@ -87,7 +87,7 @@ pub(super) fn read(check: &Check<'_>, ino: InodeNumber) -> Result<Option<(InodeC
 }
 
 fn check_inode(check: &mut Check<'_>, ino: InodeNumber, bytes: &[u8], free: bool) -> Result<()> {
-    let place = Place::inode(ino);
+    let place = FindingPlace::inode(ino);
     let core = match InodeCore::parse(bytes, ino, check.geometry()) {
         Ok(core) => core,
         Err(problem) => {
@@ -119,7 +119,7 @@ fn check_inode(check: &mut Check<'_>, ino: InodeNumber, bytes: &[u8], free: bool
             let problem =
                 FormatError::value(NAME, "mode: in use, and free for the inode tree", core.mode.into());
             check.report.add(place, problem);
-            // It may own blocks that are in use for the trees of free space, and be named.
+            // It may own blocks that the free space trees list as used, and it may have names.
             check.report.owners_known = false;
             Ok(())
         }
@@ -134,7 +134,7 @@ fn check_used(
     bytes: &[u8],
     next_unlinked: u32,
 ) -> Result<()> {
-    let place = Place::inode(ino);
+    let place = FindingPlace::inode(ino);
     check.report.counts.inodes += 1;
     check.inodes.note(ino, core.kind, core.nlink);
     if core.nlink != 0 && next_unlinked != NULL_AG_BLOCK {
@@ -143,7 +143,7 @@ fn check_used(
     }
     check_core(check, ino, core);
     let fork = |which| ForkOf { ino, core, bytes, which };
-    let (data, attrs) = (fork(Which::Data), fork(Which::Attr));
+    let (data, attrs) = (fork(WhichFork::Data), fork(WhichFork::Attr));
     // Directories are walked later, symbolic links and attributes now.
     let data_map = map::load(check, &data, true, core.kind == InodeType::Symlink)?;
     let attr_map = map::load(check, &attrs, true, true)?;
@@ -161,7 +161,7 @@ fn check_used(
         InodeType::Symlink if data_map.sound => symlink::check(check, &data, &data_map)?,
         _ => {}
     }
-    // Nobody looks for attributes of an inode without a name, and a crash may have come while they were freed.
+    // Nobody looks up attributes of an inode without a name, and a crash may have come while they were being freed.
     if attr_map.sound && core.attr.is_some() && core.nlink != 0 {
         let before = check.report.total();
         attr::check(check, &attrs, &attr_map)?;
@@ -176,12 +176,12 @@ fn check_used(
 
 /// Flags, hints and times.
 fn check_core(check: &mut Check<'_>, ino: InodeNumber, core: &InodeCore) {
-    let place = Place::inode(ino);
+    let place = FindingPlace::inode(ino);
     let ag_blocks = check.geometry().ag_blocks;
     let (file, dir) = (core.kind == InodeType::Regular, core.kind == InodeType::Directory);
     let mut wrong = |what, found: u64| check.report.add(place, FormatError::value(NAME, what, found));
     let (flags, flags2) = (core.flags, core.flags2);
-    // v4 inodes carry flags and hints that no kernel looked at for long.
+    // v4 inodes have flags and hints that kernels did not check for a long time.
     let hint = flags.intersects(InodeFlags::EXTSIZE | InodeFlags::EXTSZINHERIT);
     if flags.contains(InodeFlags::EXTSIZE) && !file || flags.contains(InodeFlags::EXTSZINHERIT) && !dir {
         wrong("flags: extent size hint", flags.bits().into());
@@ -206,7 +206,7 @@ fn check_core(check: &mut Check<'_>, ino: InodeNumber, core: &InodeCore) {
         wrong("flags2: access as memory", flags2.bits());
     }
     if dir && core.data.format == ForkFormat::Local && core.nlink == 1 {
-        // Even an empty directory has two; one that was removed has none.
+        // Even an empty directory has two. A removed one has none.
         wrong("link count", core.nlink.into());
     }
     if let Some(attr) = &core.attr
@@ -217,16 +217,16 @@ fn check_core(check: &mut Check<'_>, ino: InodeNumber, core: &InodeCore) {
     }
 }
 
-/// Size and map must go together where the size is not the user's to choose.
+/// Size and map must agree where the user does not choose the size.
 fn check_size(check: &mut Check<'_>, ino: InodeNumber, core: &InodeCore, map: &Map) {
-    let place = Place::inode(ino);
+    let place = FindingPlace::inode(ino);
     let geometry = check.geometry();
     let (block_log, dir_block) = (geometry.block_log, u64::from(geometry.dir_block_size()));
     let report = &mut check.report;
     match core.kind {
         InodeType::Directory if core.data.format != ForkFormat::Local => {
             if core.size == 0 && core.nlink == 0 && map.end.0 == 0 {
-                // One that is being removed.
+                // A directory that is being removed.
             } else if !core.size.is_multiple_of(dir_block) || core.size == 0 {
                 report.add(place, FormatError::mismatch(NAME, "size of a directory", core.size, dir_block));
             }
@@ -235,7 +235,7 @@ fn check_size(check: &mut Check<'_>, ino: InodeNumber, core: &InodeCore, map: &M
             report.add(place, FormatError::value(NAME, "size of a symbolic link", 0));
         }
         InodeType::Regular => {
-            // No file is longer than its last block can be addressed.
+            // A file's length is limited by the addresses of its blocks.
             let most = u64::MAX >> 1 >> block_log;
             if map.sound && map.end.0 > most + 1 {
                 report.add(
@@ -258,7 +258,7 @@ fn check_special(check: &mut Check<'_>) {
         let kind = check.inodes.kind(root);
         if kind != super::inode_table::DIRECTORY {
             let problem = FormatError::value("superblock", "root inode: no directory", root.0);
-            check.report.add(Place::inode(root), problem);
+            check.report.add(FindingPlace::inode(root), problem);
         }
     }
 }

@@ -1,6 +1,8 @@
-//! What the checker keeps of every inode: whether it is in use, its type, and how many of its links were not met yet.
+//! What the checker remembers of every inode: whether it is in use, its type, and how many of its links have not been
+//! found yet.
 //!
-//! Five bytes an inode, in chunks of 64 as the inode trees list them. It knows nothing of how inodes are read.
+//! It takes five bytes per inode, in chunks of 64, as in the inode trees. This module does not know how inodes are
+//! read.
 
 use std::collections::BTreeMap;
 use xfs_format::geometry::Geometry;
@@ -9,22 +11,22 @@ use xfs_format::records::{INODES_PER_CHUNK, InodeChunk};
 use xfs_format::types::{AgInode, AgNumber, InodeNumber};
 
 const PER_CHUNK: usize = INODES_PER_CHUNK as usize;
-/// Bits of a type as directory entries have it.
+/// The bits of a type as directory entries have it.
 const KIND: u8 = 0x0f;
-/// It is on a list of unlinked inodes.
+/// It is on an unlinked list.
 const LISTED: u8 = 0x10;
 /// It cannot be judged: its core or a fork is damaged.
 const DAMAGED: u8 = 0x20;
 /// It has no links.
 const UNLINKED: u8 = 0x40;
 
-/// A chunk, and what was seen of its inodes.
+/// A chunk, and what was found of its inodes.
 pub(super) struct Chunk {
     pub(super) start: AgInode,
     pub(super) holes: u64,
     pub(super) free: u64,
     states: [u8; PER_CHUNK],
-    /// Links that the core counts, less names that were met; wraps.
+    /// The core's link count minus the names that were found. It wraps.
     links: [u32; PER_CHUNK],
 }
 
@@ -37,16 +39,16 @@ struct Group {
 /// All inodes of the volume.
 pub(super) struct InodeTable {
     geometry: Geometry,
-    /// Those that have inodes, or have lost some.
+    /// Groups that have inodes or have lost some.
     groups: BTreeMap<AgNumber, Group>,
-    /// Heads of the lists of unlinked inodes: group, bucket, inode.
+    /// Heads of the unlinked lists: group, bucket, inode.
     pub(super) unlinked: Vec<(AgNumber, u32, u32)>,
 }
 
-/// Whether an inode is in use, as far as is known.
+/// Whether an inode is in use, if known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// It is free, or there is none of this number.
+    /// It is free or does not exist.
     No,
     /// Its group's tree could not be read.
     Unknown,
@@ -54,7 +56,7 @@ pub(super) enum Use {
     Yes,
 }
 
-/// The byte that directory entries have for a type.
+/// A type's byte in directory entries.
 pub(super) const fn entry_type(kind: InodeType) -> u8 {
     match kind {
         InodeType::Regular => 1,
@@ -79,7 +81,7 @@ impl InodeTable {
         self.groups.entry(ag).or_default()
     }
 
-    /// Adds a chunk behind those that the group has.
+    /// Adds a chunk after those that the group has.
     pub(super) fn add(&mut self, ag: AgNumber, chunk: &InodeChunk) {
         self.group(ag).chunks.push(Chunk {
             start: chunk.start,
@@ -90,17 +92,17 @@ impl InodeTable {
         });
     }
 
-    /// Not all chunks of a group are known.
+    /// Notes that not all chunks of a group are known.
     pub(super) fn lose_group(&mut self, ag: AgNumber) {
         self.group(ag).lost = true;
     }
 
-    /// A chunk of a group, by its place among them.
+    /// A chunk of a group, by index.
     pub(super) fn chunk(&self, ag: AgNumber, index: usize) -> Option<&Chunk> {
         self.groups.get(&ag)?.chunks.get(index)
     }
 
-    /// Where an inode is in the table, if it is in use.
+    /// The position of an inode in the table, if it is in use.
     fn find(&self, ino: InodeNumber) -> Option<(AgNumber, usize, usize)> {
         let (ag, inode) = self.geometry.split_inode(ino)?;
         let chunks = &self.groups.get(&ag)?.chunks;
@@ -112,7 +114,7 @@ impl InodeTable {
         used.then_some((ag, at, index as usize))
     }
 
-    /// The chunk of an inode in use, and its place in that.
+    /// The chunk of an inode in use, and its index in the chunk.
     fn used(&self, ino: InodeNumber) -> Option<(&Chunk, usize)> {
         let (ag, chunk, index) = self.find(ino)?;
         Some((self.chunk(ag, chunk)?, index))
@@ -138,7 +140,7 @@ impl InodeTable {
         }
     }
 
-    /// Notes what the core of an inode in use says.
+    /// Notes the core of an inode in use.
     pub(super) fn note(&mut self, ino: InodeNumber, kind: InodeType, links: u32) {
         if let Some((state, left)) = self.slot(ino) {
             *state = *state & !KIND | entry_type(kind) | if links == 0 { UNLINKED } else { 0 };
@@ -153,7 +155,7 @@ impl InodeTable {
         }
     }
 
-    /// Notes that an inode is on a list of unlinked ones; `false`: it is already.
+    /// Notes that an inode is on an unlinked list. Returns `false` if it is on one already.
     pub(super) fn note_listed(&mut self, ino: InodeNumber) -> bool {
         self.slot(ino).is_some_and(|(state, _)| {
             let first = *state & LISTED == 0;
@@ -169,7 +171,7 @@ impl InodeTable {
         }
     }
 
-    /// The type byte of an inode in use; 0 if it is not known.
+    /// The type byte of an inode in use; 0 if unknown.
     pub(super) fn kind(&self, ino: InodeNumber) -> u8 {
         self.state(ino) & KIND
     }
@@ -179,22 +181,22 @@ impl InodeTable {
         self.state(ino) & DAMAGED == 0
     }
 
-    /// Whether an inode is on a list of unlinked ones.
+    /// Whether an inode is on an unlinked list.
     pub(super) fn is_listed(&self, ino: InodeNumber) -> bool {
         self.state(ino) & LISTED != 0
     }
 
-    /// Whether the core of an inode counts no links.
+    /// Whether an inode's link count is 0.
     pub(super) fn is_unlinked(&self, ino: InodeNumber) -> bool {
         self.state(ino) & UNLINKED != 0
     }
 
-    /// Links that the core counts and no name was met for; wraps.
+    /// Links of the core for which no name was found. It wraps.
     pub(super) fn links_left(&self, ino: InodeNumber) -> u32 {
         self.used(ino).map_or(0, |(chunk, index)| chunk.links[index])
     }
 
-    /// The inodes in use of one chunk of a group; `None`: the group has no more chunks.
+    /// The inodes in use of one chunk of a group. `None` if the group has no more chunks.
     pub(super) fn used_in(
         &self,
         ag: AgNumber,

@@ -1,9 +1,9 @@
-//! The trees of inode chunks of a group. What the tree of all chunks says fills the table of inodes; the tree of
-//! chunks with free inodes must say the same of those that have some, and of no others.
+//! The inode trees of a group. The tree of all chunks fills the inode table. The free inode tree must have the same
+//! records for the chunks with free inodes, and no others.
 
 use super::Check;
 use super::owners::Owner;
-use super::report::Place;
+use super::report::FindingPlace;
 use super::tree::walk_group;
 use crate::error::Result;
 use xfs_format::ag::Agi;
@@ -16,7 +16,7 @@ use xfs_format::types::{AgBlock, AgNumber};
 
 const NAME: &str = "inode chunk record";
 
-/// What a group has.
+/// The inodes of a group.
 pub(super) struct Inodes {
     pub(super) count: u64,
     pub(super) free: u64,
@@ -24,7 +24,7 @@ pub(super) struct Inodes {
     pub(super) finobt_blocks: Option<u32>,
 }
 
-/// Checks both trees. `None`: not all chunks are known.
+/// Checks both trees. `None` if not all chunks are known.
 pub(super) fn check(check: &mut Check<'_>, ag: AgNumber, agi: &Agi) -> Result<Option<Inodes>> {
     let mut records: Vec<InobtRecord> = Vec::new();
     let root = (agi.root.get(), agi.level.get());
@@ -60,7 +60,7 @@ pub(super) fn check(check: &mut Check<'_>, ag: AgNumber, agi: &Agi) -> Result<Op
     }))
 }
 
-/// Checks records, claims their inodes' blocks, and puts them into the table.
+/// Checks records, claims the blocks of their inodes, and adds them to the table.
 fn take(check: &mut Check<'_>, ag: AgNumber, records: &[InobtRecord]) -> (Vec<InodeChunk>, bool) {
     let geometry = check.geometry().clone();
     let aligned = check.superblock.version_flags().contains(VersionFlags::ALIGN);
@@ -72,7 +72,7 @@ fn take(check: &mut Check<'_>, ag: AgNumber, records: &[InobtRecord]) -> (Vec<In
         }
         let start = record.startino.get();
         let block = start >> geometry.inodes_per_block_log;
-        let place = Place::block(ag, AgBlock(block));
+        let place = FindingPlace::block(ag, AgBlock(block));
         let mut refuse = |problem| {
             check.report.add(place, problem);
             sound = false;
@@ -103,7 +103,7 @@ fn take(check: &mut Check<'_>, ag: AgNumber, records: &[InobtRecord]) -> (Vec<In
             check.report.add(place, FormatError::value(NAME, "alignment", start.into()));
         }
         for (first, len) in blocks(&geometry, &chunk) {
-            // Two chunks may share a block, where blocks are large.
+            // With large blocks, two chunks may share a block.
             let skip = u32::try_from(claimed_to).map_or(0, |to: u32| to.saturating_sub(first)).min(len);
             if len > skip {
                 check.owners.claim(ag, (first + skip, len - skip), Owner::Inodes, &mut check.report);
@@ -123,7 +123,7 @@ fn is_aligned(geometry: &Geometry, start: u32, aligned: bool) -> bool {
         && (!aligned || geometry.inode_align <= 1 || block.is_multiple_of(geometry.inode_align))
 }
 
-/// The blocks in which a chunk has inodes, as runs.
+/// The blocks with inodes of a chunk, as runs.
 pub(super) fn blocks(geometry: &Geometry, chunk: &InodeChunk) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::with_capacity(1);
     for index in (0..INODES_PER_CHUNK).filter(|index| chunk.holes >> index & 1 == 0) {
@@ -137,11 +137,11 @@ pub(super) fn blocks(geometry: &Geometry, chunk: &InodeChunk) -> Vec<(u32, u32)>
     runs
 }
 
-/// The tree of free inodes lists exactly the chunks that have some, as the other tree does.
+/// The free inode tree must list exactly the chunks with free inodes, as the other tree has them.
 fn compare(check: &mut Check<'_>, ag: AgNumber, chunks: &[InodeChunk], free: &[InobtRecord]) {
     let sparse = check.geometry().sparse_inodes;
     let per_block = check.geometry().inodes_per_block_log;
-    let place = |start: u32| Place::block(ag, AgBlock(start >> per_block));
+    let place = |start: u32| FindingPlace::block(ag, AgBlock(start >> per_block));
     let mut free = free.iter().peekable();
     for chunk in chunks.iter().filter(|chunk| chunk.free & !chunk.holes != 0) {
         while let Some(record) = free.next_if(|record| record.startino.get() < chunk.start.0) {

@@ -1,12 +1,12 @@
-//! Names against what they name: every name leads to an inode in use of its type, every inode has as many names as
-//! it counts links, every directory is held by one directory, which is the one that it calls its parent, and all of
-//! them hang together at the root.
+//! Names compared with inodes: every name leads to an inode in use of its type; every inode has as many names as its
+//! link count; every directory has a name in exactly one other, which is its `..`; and all of them are connected to the
+//! root.
 //!
-//! Memory: a few words a directory. `.` and `..` are names, too, so that a directory's links need no rule of
-//! their own.
+//! Memory: a few words per directory. `.` and `..` count as names, so the link counts of directories need no special
+//! rule.
 
 use super::inode_table::{DIRECTORY, Use};
-use super::report::Place;
+use super::report::FindingPlace;
 use super::{Check, unlinked};
 use std::collections::{BTreeSet, HashMap};
 use xfs_format::dir::DirFileType;
@@ -15,14 +15,14 @@ use xfs_format::types::InodeNumber;
 
 const NAME: &str = "directory";
 
-/// What is known of one directory.
+/// What is known of a directory.
 #[derive(Clone, Copy, Default)]
 struct Directory {
-    /// What `..` names.
+    /// The inode of its `..`.
     parent: Option<InodeNumber>,
-    /// The directory that has a name of it.
+    /// The directory with its name.
     holder: Option<InodeNumber>,
-    /// Whether it leads to a root.
+    /// Whether its parents lead to a root.
     rooted: bool,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// There is such a directory, whatever is in it.
+    /// Notes that there is such a directory, whatever it contains.
     pub(super) fn add_directory(&mut self, ino: InodeNumber) {
         self.directories.entry(ino).or_default();
     }
@@ -47,7 +47,7 @@ pub(super) struct Entry<'a> {
     pub(super) file_type: DirFileType,
 }
 
-/// The byte that a type is on disk.
+/// A type's byte on disk.
 fn type_byte(file_type: DirFileType) -> u8 {
     match file_type {
         DirFileType::Unknown => 0,
@@ -62,13 +62,13 @@ fn type_byte(file_type: DirFileType) -> u8 {
     }
 }
 
-/// Takes in one name. `keeps_type`: whether the place where it stands keeps the type.
+/// Processes one name. `keeps_type`: whether its form of entry stores the type.
 pub(super) fn entry(check: &mut Check<'_>, entry: &Entry<'_>, keeps_type: bool) {
-    let place = Place::inode(entry.dir);
+    let place = FindingPlace::inode(entry.dir);
     let dots = matches!(entry.name, b"." | b"..");
     check.report.counts.names += u64::from(!dots);
     if dots && check.inodes.is_unlinked(entry.dir) {
-        // What these two stood for was taken off with the directory's name; its parent may be gone by now.
+        // Their links were subtracted when the directory's name was removed. Its parent may be gone by now.
         return;
     }
     match check.inodes.in_use(entry.inode) {
@@ -105,7 +105,7 @@ pub(super) fn entry(check: &mut Check<'_>, entry: &Entry<'_>, keeps_type: bool) 
 
 /// A directory has a name in another one.
 fn held(check: &mut Check<'_>, entry: &Entry<'_>) {
-    let place = Place::inode(entry.dir);
+    let place = FindingPlace::inode(entry.dir);
     let root = check.geometry().root;
     let known = check.links.directories.entry(entry.inode).or_default();
     if known.holder.is_some() || entry.inode == root || entry.inode == entry.dir {
@@ -116,7 +116,7 @@ fn held(check: &mut Check<'_>, entry: &Entry<'_>) {
     }
 }
 
-/// What must hold when all directories were seen.
+/// The checks after all directories were seen.
 pub(super) fn check(check: &mut Check<'_>) {
     name_special(check);
     if check.report.names_known {
@@ -146,13 +146,13 @@ fn special(check: &Check<'_>) -> BTreeSet<InodeNumber> {
 
 fn name_special(check: &mut Check<'_>) {
     if check.geometry().metadir_root.is_some() {
-        // They have names in a tree of their own.
+        // They have names in the metadata directory tree.
         return;
     }
     for ino in special(check) {
         if check.inodes.in_use(ino) == Use::No {
             let problem = FormatError::value("superblock", "metadata inode that is not in use", ino.0);
-            check.report.add(Place::VOLUME, problem);
+            check.report.add(FindingPlace::VOLUME, problem);
         }
         check.inodes.name(ino);
     }
@@ -164,17 +164,17 @@ fn check_links(check: &mut Check<'_>, ino: InodeNumber) {
     }
     let left = check.inodes.links_left(ino);
     if left != 0 {
-        // What is left is links less names: shown as what would have to be added to, or taken from, the count.
+        // Links minus names: shown as what would have to be added to or subtracted from the count.
         let problem = if left.cast_signed() > 0 {
             FormatError::value("inode", "link count: links without a name", left.into())
         } else {
             FormatError::value("inode", "link count: names beyond it", left.wrapping_neg().into())
         };
-        check.report.add(Place::inode(ino), problem);
+        check.report.add(FindingPlace::inode(ino), problem);
     }
 }
 
-/// Every directory but the roots has a holder, which is its parent; and leads up to a root.
+/// Every directory except for the roots has a name in its parent, and leads up to a root.
 fn check_parents(check: &mut Check<'_>) {
     let roots: Vec<InodeNumber> =
         [Some(check.geometry().root), check.geometry().metadir_root].into_iter().flatten().collect();
@@ -182,11 +182,11 @@ fn check_parents(check: &mut Check<'_>) {
     all.sort_unstable();
     for &ino in &all {
         let Some(dir) = check.links.directories.get(&ino).copied() else { continue };
-        // One that is unlinked and still open has no holder.
+        // One that is unlinked and still open has no name.
         if check.inodes.is_listed(ino) || !check.inodes.is_sound(ino) {
             continue;
         }
-        let place = Place::inode(ino);
+        let place = FindingPlace::inode(ino);
         if roots.contains(&ino) {
             if let Some(parent) = dir.parent {
                 check.report.same(place, NAME, "parent of the root", parent.0, ino.0);
@@ -206,7 +206,7 @@ fn check_parents(check: &mut Check<'_>) {
     }
 }
 
-/// Goes from holder to holder. Each directory is gone through once: what leads to a root is marked so.
+/// Goes from parent to parent. Each directory is visited once; those that lead to a root are marked.
 fn check_way_up(check: &mut Check<'_>, ino: InodeNumber, roots: &[InodeNumber]) {
     let mut way: Vec<InodeNumber> = Vec::new();
     let mut on_way: std::collections::HashSet<InodeNumber> = std::collections::HashSet::new();
@@ -217,7 +217,7 @@ fn check_way_up(check: &mut Check<'_>, ino: InodeNumber, roots: &[InodeNumber]) 
             break true;
         }
         if !on_way.insert(at) {
-            check.report.add(Place::inode(at), FormatError::new(NAME, "it lies in itself"));
+            check.report.add(FindingPlace::inode(at), FormatError::new(NAME, "it lies in itself"));
             break true;
         }
         way.push(at);

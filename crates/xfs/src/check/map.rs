@@ -1,9 +1,9 @@
-//! The map of a fork: its extents in order, each within a group, each block claimed, and as many of both as the
-//! inode says.
+//! The map of a fork: its extents are in order, each within a group; each block is claimed; and extents and blocks are
+//! as many as the inode says.
 
 use super::Check;
 use super::owners::Owner;
-use super::report::Place;
+use super::report::FindingPlace;
 use super::tree::walk_map;
 use crate::error::Result;
 use xfs_format::bmbt::{BmbtRecord, BmbtRoot, Extent, inline_extents};
@@ -15,37 +15,37 @@ const NAME: &str = "inode";
 
 /// Which fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Which {
+pub(super) enum WhichFork {
     Data,
     Attr,
 }
 
-/// What a fork's map has.
+/// The result of reading a fork's map.
 pub(super) struct Map {
-    /// The extents, where they are wanted.
+    /// The extents, if they are wanted.
     pub(super) extents: Vec<Extent>,
-    /// Blocks of content and of the map itself.
+    /// Blocks of content and of the map's tree.
     pub(super) blocks: u64,
-    /// The block of the fork behind the last one that is mapped.
+    /// The end of the last mapped block.
     pub(super) end: FileBlock,
     /// Whether nothing is wrong with it.
     pub(super) sound: bool,
 }
 
-/// An inode's fork that is to be read.
+/// A fork of an inode that is to be read.
 pub(super) struct ForkOf<'a> {
     pub(super) ino: InodeNumber,
     pub(super) core: &'a InodeCore,
     /// The inode's bytes.
     pub(super) bytes: &'a [u8],
-    pub(super) which: Which,
+    pub(super) which: WhichFork,
 }
 
 impl ForkOf<'_> {
     fn info(&self) -> Option<&ForkInfo> {
         match self.which {
-            Which::Data => Some(&self.core.data),
-            Which::Attr => self.core.attr.as_ref(),
+            WhichFork::Data => Some(&self.core.data),
+            WhichFork::Attr => self.core.attr.as_ref(),
         }
     }
 
@@ -54,16 +54,16 @@ impl ForkOf<'_> {
         self.info().and_then(|info| self.bytes.get(info.range.clone())).unwrap_or_default()
     }
 
-    /// How the fork holds its content; `None`: there is no such fork.
+    /// How the fork stores its content. `None` if there is no such fork.
     pub(super) fn format(&self) -> Option<ForkFormat> {
         self.info().map(|info| info.format)
     }
 }
 
-/// Reads the map of a fork. `claim`: its blocks are claimed and everything about it is checked; without, an earlier
-/// call did so and found nothing. `keep`: the extents are wanted.
+/// Reads the map of a fork. With `claim`, its blocks are claimed and everything is checked. Without it, an earlier call
+/// has done so and found nothing. With `keep`, the extents are returned.
 pub(super) fn load(check: &mut Check<'_>, fork: &ForkOf<'_>, claim: bool, keep: bool) -> Result<Map> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let before = check.report.total();
     let mut map = Map { extents: Vec::new(), blocks: 0, end: FileBlock(0), sound: true };
     let Some(info) = fork.info() else { return Ok(map) };
@@ -81,9 +81,9 @@ pub(super) fn load(check: &mut Check<'_>, fork: &ForkOf<'_>, claim: bool, keep: 
         },
         ForkFormat::Btree => match BmbtRoot::view(fork.literal()) {
             Ok(root) => {
-                // Extents are taken in leaf by leaf; a tree has no more records than its claimed blocks hold.
+                // Extents are added leaf by leaf. A tree has no more records than fit into its claimed blocks.
                 let mut records: Vec<BmbtRecord> = Vec::new();
-                let owner = Owner::MapBlock { ino: fork.ino, attr: fork.which == Which::Attr };
+                let owner = Owner::MapBlock { ino: fork.ino, attr: fork.which == WhichFork::Attr };
                 let walked =
                     walk_map(check, fork.ino, &root, (owner, claim), &mut |record| records.push(*record))?;
                 map.blocks += u64::from(walked.blocks);
@@ -98,8 +98,8 @@ pub(super) fn load(check: &mut Check<'_>, fork: &ForkOf<'_>, claim: bool, keep: 
     }
     if claim && map.sound {
         let what = match fork.which {
-            Which::Data => "data extent count",
-            Which::Attr => "attribute extent count",
+            WhichFork::Data => "data extent count",
+            WhichFork::Attr => "attribute extent count",
         };
         check.report.same(place, NAME, what, info.nextents, count);
         check.report.counts.extents += count;
@@ -108,7 +108,7 @@ pub(super) fn load(check: &mut Check<'_>, fork: &ForkOf<'_>, claim: bool, keep: 
     Ok(map)
 }
 
-/// Takes in one extent.
+/// Processes one extent.
 fn extent(
     check: &mut Check<'_>,
     fork: &ForkOf<'_>,
@@ -117,7 +117,7 @@ fn extent(
     (claim, keep): (bool, bool),
 ) {
     let extent = record.unpack();
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     if check.report.stopped() {
         map.sound = false;
         return;
@@ -141,14 +141,14 @@ fn extent(
     if !claim {
         return;
     }
-    let file = fork.which == Which::Data && fork.core.kind == InodeType::Regular;
+    let file = fork.which == WhichFork::Data && fork.core.kind == InodeType::Regular;
     if extent.unwritten && !file {
         check.report.add(place, FormatError::value("extent", "unwritten metadata", extent.startoff.0));
     }
     let Some((ag, block)) = check.geometry().split_block(extent.startblock) else { return };
     let owner = Owner::Fork {
         ino: fork.ino,
-        attr: fork.which == Which::Attr,
+        attr: fork.which == WhichFork::Attr,
         offset: extent.startoff.0,
         unwritten: extent.unwritten,
     };

@@ -1,20 +1,19 @@
-//! The checker: walks all metadata of a volume, writes nothing, and says what is wrong.
+//! The checker: walks all metadata of a volume, writes nothing, and reports what is wrong.
 //!
-//! One file a structure. The order of things:
-//! 1. each group: the copies of the superblock, the headers, the trees of free space, of inodes, of reference
-//!    counts and of owners (`superblock`, `group`, `free_space`, `inode_trees`, `refcount`, `rmap`);
+//! There is one file per structure. The order:
+//! 1. each group: the copies of the superblock, the headers, the free space, inode, refcount and rmap trees
+//!    (`superblock`, `group`, `free_space`, `inode_trees`, `refcount`, `rmap`);
 //! 2. each inode: its core, the maps of its forks, symbolic links and attributes (`inode`, `unused`, `map`, `symlink`,
-//!    `attr`),
-//!    and the lists of unlinked inodes (`unlinked`);
-//! 3. each directory: its blocks and indexes, and what its names name (`dir`, `links`);
-//! 4. quota: the files of dquots, and what they count (`quota`);
-//! 5. what must agree in the end: owners of blocks, reference counts, the reverse map, link counts, the counters of
-//!    the superblock (`owners`, `links`, `totals`).
+//!    `attr`), and the unlinked lists (`unlinked`);
+//! 3. each directory: its blocks and indexes, and the inodes of its names (`dir`, `links`);
+//! 4. quota: the dquot files and their counts (`quota`);
+//! 5. what must agree in the end: owners of blocks, refcounts, rmap trees, link counts, the counters of the superblock
+//!    (`owners`, `links`, `totals`).
 //!
-//! Invariants: work and memory go with the metadata that are there, not with the size of the volume; nothing that
-//! the device holds makes it panic, loop or recurse without bound; a finding is data, and what follows from damage
-//! that was reported already (a block without an owner because its owner cannot be read) is left out. It knows
-//! the format and the device, and nothing of the engine's caches.
+//! Invariants: work and memory grow with the existing metadata, not with the size of the volume. Nothing on the device
+//! makes it panic, loop or recurse without bound. A finding is data, and consequences of damage that was already
+//! reported are left out (such as a block without an owner because its owner cannot be read). The checker knows the
+//! format and the device, and nothing of the engine's caches.
 
 mod attr;
 mod da_tree;
@@ -40,11 +39,11 @@ mod tree;
 mod unlinked;
 mod unused;
 
-pub use report::{Counts, Finding, Place, Report};
+pub use report::{Counts, Finding, FindingPlace, Report};
 
 use crate::error::{Error, Result};
 use crate::mount::{check_device, read_superblock, refuse_unhandled};
-use crate::recovery::{self, clean};
+use crate::recovery::{self, log_ends};
 use blockdev::BlockDevice;
 use inode_table::InodeTable;
 use links::Links;
@@ -62,12 +61,12 @@ use xfs_format::types::AgNumber;
 /// How to check.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckOptions {
-    /// Check a volume whose log is dirty as it is, without replay. What is in the log is missing then, and much of
-    /// what is found may be nothing but that.
+    /// Check a volume with a dirty log as it is, without replay. Then changes in the log are missing, and many findings
+    /// may be due only to that.
     pub norecovery: bool,
-    /// How many findings to keep; the others are counted.
+    /// How many findings to keep. The others are counted.
     pub keep: usize,
-    /// With how many findings to give up.
+    /// The number of findings at which to give up.
     pub stop: u64,
 }
 
@@ -77,16 +76,16 @@ impl Default for CheckOptions {
     }
 }
 
-/// Checks the volume on a device. A dirty log is replayed in memory first, as for reading: what is checked is what
-/// recovery will make of the volume. `Err`: it cannot be checked, because the device fails, or holds no volume, or one
-/// with a feature that is not handled, or one whose dirty log cannot be replayed.
+/// Checks the volume on a device. A dirty log is replayed in memory first, as for reading, so the volume is checked as
+/// recovery will make it. `Err` if it cannot be checked, because the device fails, has no volume, or one with an
+/// unsupported feature or with a dirty log that cannot be replayed.
 pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Report> {
     let mut report = Report::new(options.keep, options.stop);
     let (mut device, mut log_head) = (device, None);
     let mut superblock = match read_superblock(&*device) {
         Ok(superblock) => superblock,
         Err(Error::Corrupt { problem, .. }) => {
-            report.add(Place::VOLUME, problem);
+            report.add(FindingPlace::VOLUME, problem);
             (report.owners_known, report.names_known) = (false, false);
             return Ok(report);
         }
@@ -103,7 +102,7 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
         // Nothing is replayed then: the volume is checked as it is.
         Err(Error::Corrupt { problem, .. }) => {
             report.log_clean = false;
-            report.add(Place::VOLUME, problem);
+            report.add(FindingPlace::VOLUME, problem);
         }
         Err(error) => return Err(error),
     }
@@ -124,14 +123,14 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
     Ok(check.report)
 }
 
-/// Finds the log's ends. If it is dirty it is replayed, and `device` is a layer in memory then.
+/// Finds the log's ends. A dirty log is replayed; then `device` becomes a layer in memory.
 fn look_at_log(
     device: &mut Arc<dyn BlockDevice>,
     superblock: &mut Superblock,
     options: &CheckOptions,
     report: &mut Report,
 ) -> Result<LogEnds> {
-    let ends = clean::log_ends(&**device, superblock)?;
+    let ends = log_ends::log_ends(&**device, superblock)?;
     report.log_clean = ends.clean;
     if ends.clean || options.norecovery {
         return Ok(ends);
@@ -144,13 +143,13 @@ fn look_at_log(
     refuse_unhandled(superblock)?;
     let (patched, what) = replayed.into_device();
     *device = patched;
-    // Blocks whose way from one owner to another was interrupted have none, or two.
+    // Blocks that were on their way from one owner to another have none, or two.
     report.owners_known &= what.unfinished.is_empty();
     report.replayed = Some(what);
     Ok(ends)
 }
 
-/// A check under way.
+/// A check in progress.
 struct Check<'a> {
     reader: Reader,
     superblock: &'a Superblock,
@@ -206,8 +205,8 @@ impl Check<'_> {
         }
         Ok(())
     }
-    /// Forgets who owns what in a group in which nothing is wrong, and whose blocks all have their owner before any inode
-    /// is looked at: most groups of a volume with many.
+    /// Drops the owners of a group in which nothing is wrong and all blocks have their owner before any inode is
+    /// checked. On a volume with many groups, most are like that.
     fn settle(&mut self, ag: AgNumber) -> Result<()> {
         if self.owners.is_whole(ag) && rmap::agrees(self, ag)? {
             self.owners.settle(ag);

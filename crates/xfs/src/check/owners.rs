@@ -1,17 +1,17 @@
-//! Who owns which block: each block of each group is claimed by exactly one owner, or by as many files as its
-//! reference count says.
+//! Owners of blocks: each block of each group is claimed by exactly one owner, or by as many files as its refcount
+//! says.
 //!
 //! Invariants:
-//! - memory goes with what is claimed, not with the volume: a group is a table of chunks of 32,768 blocks, each
-//!   unclaimed, claimed whole, or a bitmap; of a group that is settled, as each block has its owner and nothing is left to
-//!   compare, no more than that is kept;
-//! - blocks that the reference count tree calls shared are claimed once for the tree; what files have of them is
-//!   kept as the two ends of each run, and counted when all files were seen;
-//! - on volumes with a reverse map each claim is kept as a run, to be compared with the map.
+//! - memory grows with what is claimed, not with the size of the volume. A group is a table of chunks of 32,768 blocks,
+//!   each unclaimed, claimed completely, or a bitmap. A group is settled when each block has its owner and nothing is
+//!   left to compare; then only that fact is kept;
+//! - blocks that the refcount tree lists as shared are claimed once for the tree. For files' claims of them, the two
+//!   ends of each run are stored, and they are counted when all files have been seen;
+//! - on volumes with an rmap tree, each claim is stored as a run for comparison with the tree.
 //!
-//! It knows nothing of where claims come from.
+//! This module does not know where claims come from.
 
-use super::report::{Place, Report};
+use super::report::{FindingPlace, Report};
 use std::collections::BTreeMap;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -23,25 +23,25 @@ const NAME: &str = "space";
 const CHUNK_LOG: u32 = 15;
 const CHUNK_BLOCKS: u32 = 1 << CHUNK_LOG;
 const WORDS: usize = CHUNK_BLOCKS as usize / 64;
-/// Runs without an owner that are told apart in one group; the others are one finding.
+/// Maximum number of runs without an owner that are reported separately for one group. The others are one finding.
 const UNOWNED_MAX: u64 = 100;
 
-/// Who claims blocks.
+/// An owner that claims blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// The headers of a group.
     Headers,
     /// The log.
     Log,
-    /// Nobody: the trees of free space list it.
+    /// Nobody: it is in the free space trees.
     Free,
     /// The AGFL.
     Agfl,
-    /// A block of a tree of free space or of the reverse map.
+    /// A block of a free space tree or of the rmap tree.
     SpaceTree,
-    /// A block of a tree of inodes.
+    /// A block of an inode tree.
     InodeTree,
-    /// A block of the reference count tree.
+    /// A block of the refcount tree.
     RefcountTree,
     /// Inodes.
     Inodes,
@@ -49,11 +49,11 @@ pub(super) enum Owner {
     Staging,
     /// An extent that files share.
     Shared,
-    /// A block of the map of a fork.
+    /// A block of a fork's map.
     MapBlock {
         /// The inode.
         ino: InodeNumber,
-        /// Whether it is the attribute fork's.
+        /// Whether it belongs to the attribute fork.
         attr: bool,
     },
     /// A fork's content.
@@ -62,15 +62,15 @@ pub(super) enum Owner {
         ino: InodeNumber,
         /// Whether it is the attribute fork.
         attr: bool,
-        /// The first block of it in the fork.
+        /// Its first block in the fork.
         offset: u64,
-        /// Whether it was never written.
+        /// Whether it is unwritten.
         unwritten: bool,
     },
 }
 
 impl Owner {
-    /// Owner and offset as the reverse map writes them; `None`: it lists no such blocks.
+    /// Owner and offset as in the rmap tree. `None` if the tree does not list such blocks.
     fn rmap(self) -> Option<(u64, u64)> {
         let special = |code: i64| (code.cast_unsigned(), 0);
         Some(match self {
@@ -100,7 +100,7 @@ impl Owner {
         }
     }
 
-    /// The structure that a finding about the claim is of.
+    /// The structure for a finding about the claim.
     fn structure(self) -> &'static str {
         match self {
             Self::Headers => "group headers",
@@ -118,31 +118,31 @@ impl Owner {
     }
 }
 
-/// A run of blocks with one owner, as the reverse map has it.
+/// A run of blocks with one owner, as in the rmap tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Run {
+pub(super) struct OwnedRun {
     pub(super) start: u32,
     pub(super) owner: u64,
-    /// Offset in the fork, with the map's flags in the highest bits.
+    /// Offset in the fork, with the flags of the rmap record in the highest bits.
     pub(super) offset: u64,
     pub(super) len: u32,
 }
 
-impl Run {
+impl OwnedRun {
     const FLAGS: u64 = RmapRecord::ATTR_FORK | RmapRecord::BMBT_BLOCK | RmapRecord::UNWRITTEN;
 
-    /// Whether its place in a fork does not count: the special owners, which count down from the top, have no
-    /// offsets; nor have blocks of a fork's map.
+    /// Whether its offset is meaningless: special owners, whose numbers count down from the maximum, have none, nor
+    /// have blocks of a fork's map.
     const fn has_no_offset(&self) -> bool {
         self.owner >> 63 == 1 || self.offset & RmapRecord::BMBT_BLOCK != 0
     }
 
-    /// How far block and offset are apart.
+    /// The difference of block and offset.
     const fn distance(&self) -> u64 {
         if self.has_no_offset() { 0 } else { (self.offset & !Self::FLAGS).wrapping_sub(self.start as u64) }
     }
 
-    /// Whether `next` goes on where this ends, so that the map may have both as one.
+    /// Whether `next` continues this run, so that the rmap tree may have both as one record.
     fn joins(&self, next: &Self) -> bool {
         let due = if self.has_no_offset() { self.offset } else { self.offset.wrapping_add(self.len.into()) };
         self.owner == next.owner
@@ -152,11 +152,11 @@ impl Run {
     }
 }
 
-/// Sorts runs and joins those that can be one.
-pub(super) fn canonical(mut runs: Vec<Run>) -> Vec<Run> {
-    // Extents that a file shares with itself lie over each other: those that join have one distance of block and
+/// Sorts runs and merges those that can be one.
+pub(super) fn canonical(mut runs: Vec<OwnedRun>) -> Vec<OwnedRun> {
+    // Extents that a file shares with itself overlap. Those that can be merged have the same difference of block and
     // offset.
-    runs.sort_unstable_by_key(|run| (run.owner, run.offset & Run::FLAGS, run.distance(), run.start));
+    runs.sort_unstable_by_key(|run| (run.owner, run.offset & OwnedRun::FLAGS, run.distance(), run.start));
     runs.dedup_by(|next, run| {
         let joined = run.joins(next).then(|| run.len.checked_add(next.len)).flatten();
         if let Some(len) = joined {
@@ -168,7 +168,7 @@ pub(super) fn canonical(mut runs: Vec<Run>) -> Vec<Run> {
     runs
 }
 
-/// A run that files share, from the reference count tree.
+/// A shared run from the refcount tree.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SharedRun {
     pub(super) start: u32,
@@ -182,7 +182,7 @@ enum Chunk {
     Some(Box<Bitmap>),
 }
 
-/// Blocks of a chunk, some of which are claimed.
+/// A chunk of which some blocks are claimed.
 struct Bitmap {
     unclaimed: u32,
     words: [u64; WORDS],
@@ -190,23 +190,23 @@ struct Bitmap {
 
 #[derive(Default)]
 struct Group {
-    /// How many blocks it has.
+    /// Number of its blocks.
     blocks: u32,
     chunks: Vec<Chunk>,
     shared: Vec<SharedRun>,
-    /// Where runs that files have of shared blocks begin (+1) and end (-1).
+    /// Where files' claims of shared blocks begin (+1) and end (-1).
     ends: Vec<(u32, i32)>,
-    runs: Vec<Run>,
+    runs: Vec<OwnedRun>,
 }
 
-/// What is claimed of all groups.
+/// The claims of all groups.
 pub(super) struct Owners {
     geometry: Geometry,
     groups: BTreeMap<AgNumber, Group>,
     settled: Settled,
 }
 
-/// Groups of which no more is kept: a bit each.
+/// Settled groups, one bit each.
 #[derive(Default)]
 struct Settled(Vec<u64>);
 
@@ -233,14 +233,14 @@ impl Owners {
         self.groups.entry(ag).or_default()
     }
 
-    /// Whether all blocks of a group have their owner, and are shared by nobody.
+    /// Whether all blocks of a group have their owner, and none is shared.
     pub(super) fn is_whole(&self, ag: AgNumber) -> bool {
         self.groups.get(&ag).is_some_and(|group| {
             group.shared.is_empty() && group.chunks.iter().all(|chunk| matches!(chunk, Chunk::All))
         })
     }
 
-    /// Keeps no more of a group than that it is whole.
+    /// Settles a group: from now on, only that it is complete is known.
     pub(super) fn settle(&mut self, ag: AgNumber) {
         self.groups.remove(&ag);
         self.settled.insert(ag);
@@ -250,8 +250,8 @@ impl Owners {
         self.settled.contains(ag)
     }
 
-    /// Claims blocks of a group for an owner. `false`: the blocks are not all of the group, or some of them have
-    /// another owner; that is a finding, and nothing more should be made of them.
+    /// Claims blocks of a group for an owner. Returns `false` if they do not all lie in the group, or some have another
+    /// owner. That is a finding, and the caller should not use the blocks further.
     pub(super) fn claim(
         &mut self,
         ag: AgNumber,
@@ -259,7 +259,7 @@ impl Owners {
         owner: Owner,
         report: &mut Report,
     ) -> bool {
-        let place = Place { ag: Some(ag), block: Some(AgBlock(start)), inode: owner.inode() };
+        let place = FindingPlace { ag: Some(ag), block: Some(AgBlock(start)), inode: owner.inode() };
         let length = self.geometry.ag_blocks_of(ag);
         let end = u64::from(start) + u64::from(len);
         if len == 0 || end > u64::from(length) {
@@ -279,14 +279,15 @@ impl Owners {
                 group.blocks = length;
             }
             if rmapbt && let Some((owner, offset)) = owner.rmap() {
-                group.runs.push(Run { start, owner, offset, len });
+                group.runs.push(OwnedRun { start, owner, offset, len });
             }
             group.set(start, len)
         };
-        // What recovery has to finish may be that the other owner lets go of them, or that they are counted as shared.
+        // The recovery that is still to be finished may release the blocks from their other owner, or count them as
+        // shared.
         let is_on_its_way = report.is_unfinished() && matches!(owner, Owner::Fork { .. });
         if count > 0 && !is_on_its_way {
-            let place = Place { block: Some(AgBlock(first)), ..place };
+            let place = FindingPlace { block: Some(AgBlock(first)), ..place };
             let problem =
                 FormatError::value(owner.structure(), "blocks that have another owner", count.into());
             report.add(place, problem);
@@ -294,13 +295,13 @@ impl Owners {
         count == 0
     }
 
-    /// Claims a run that the reference count tree calls shared.
+    /// Claims a run that the refcount tree lists as shared.
     pub(super) fn share(&mut self, ag: AgNumber, run: SharedRun, report: &mut Report) {
         self.claim(ag, (run.start, run.len), Owner::Shared, report);
         self.group(ag).shared.push(run);
     }
 
-    /// Claims an extent of a file, of which parts may be shared; gives how many blocks are.
+    /// Claims an extent of a file, parts of which may be shared. Returns how many blocks are.
     pub(super) fn claim_file(
         &mut self,
         ag: AgNumber,
@@ -335,7 +336,7 @@ impl Owners {
                 let group = self.group(ag);
                 group.ends.extend([(at, 1), (stop, -1)]);
                 if rmapbt && let Some((owner, offset)) = part(at).rmap() {
-                    group.runs.push(Run { start: at, owner, offset, len: stop - at });
+                    group.runs.push(OwnedRun { start: at, owner, offset, len: stop - at });
                 }
                 at = stop;
             }
@@ -344,7 +345,7 @@ impl Owners {
         shared
     }
 
-    /// Reports blocks of a group that nobody claimed.
+    /// Reports unclaimed blocks of a group.
     pub(super) fn report_unowned(&mut self, ag: AgNumber, report: &mut Report) {
         let length = self.geometry.ag_blocks_of(ag);
         let group = self.group(ag);
@@ -352,7 +353,7 @@ impl Owners {
         while let Some((start, len)) = group.next_unclaimed(at, length) {
             runs += 1;
             if runs <= UNOWNED_MAX {
-                let place = Place::block(ag, AgBlock(start));
+                let place = FindingPlace::block(ag, AgBlock(start));
                 report.add(place, FormatError::value(NAME, "blocks without an owner", len.into()));
             } else {
                 blocks += u64::from(len);
@@ -361,11 +362,11 @@ impl Owners {
         }
         if blocks > 0 {
             let problem = FormatError::value(NAME, "further blocks without an owner", blocks);
-            report.add(Place::group(ag), problem);
+            report.add(FindingPlace::group(ag), problem);
         }
     }
 
-    /// Compares what files have of shared blocks with the reference counts.
+    /// Compares files' claims of shared blocks with the refcounts.
     pub(super) fn report_shared(&mut self, ag: AgNumber, report: &mut Report) {
         let group = self.group(ag);
         let mut ends = std::mem::take(&mut group.ends);
@@ -386,29 +387,29 @@ impl Owners {
                         run.count.into(),
                         count.max(0).cast_unsigned(),
                     );
-                    report.add(Place::block(ag, AgBlock(at)), found);
+                    report.add(FindingPlace::block(ag, AgBlock(at)), found);
                     break;
                 }
                 at = next;
             }
-            // What is left of this run; at its end, the next one may begin.
+            // The rest of this run. At its end, the next one may begin.
             while ends.next_if(|&(place, step)| place < end || place == end && step < 0).is_some() {}
         }
     }
 
-    /// The claims of a group as the reverse map should have them.
-    pub(super) fn runs(&self, ag: AgNumber) -> Vec<Run> {
+    /// The claims of a group as the rmap tree should have them.
+    pub(super) fn runs(&self, ag: AgNumber) -> Vec<OwnedRun> {
         canonical(self.groups.get(&ag).map(|group| group.runs.clone()).unwrap_or_default())
     }
 
-    /// The same, which are not kept.
-    pub(super) fn take_runs(&mut self, ag: AgNumber) -> Vec<Run> {
+    /// The same, removing them.
+    pub(super) fn take_runs(&mut self, ag: AgNumber) -> Vec<OwnedRun> {
         canonical(std::mem::take(&mut self.group(ag).runs))
     }
 }
 
 impl Group {
-    /// Marks blocks; gives how many of them were marked before, and the first of these.
+    /// Marks blocks. Returns how many of them were marked before, and the first of these.
     fn set(&mut self, start: u32, len: u32) -> (u32, u32) {
         let (mut at, end) = (start, start + len);
         let (mut twice, mut first) = (0, 0);
@@ -427,14 +428,14 @@ impl Group {
         (twice, first)
     }
 
-    /// The first run at or behind `at` that nobody claimed.
+    /// The first unclaimed run at or after `at`.
     fn next_unclaimed(&self, at: u32, length: u32) -> Option<(u32, u32)> {
         let start = self.scan(at, length, false)?;
         let end = self.scan(start, length, true).unwrap_or(length);
         Some((start, end - start))
     }
 
-    /// The first block at or behind `at` that is claimed, or is not.
+    /// The first block at or after `at` that is claimed, or that is not.
     fn scan(&self, at: u32, length: u32, claimed: bool) -> Option<u32> {
         let mut at = at;
         while at < length {
@@ -468,7 +469,7 @@ fn scan_words(words: &[u64; WORDS], from: u32, claimed: bool) -> Option<u32> {
 }
 
 impl Chunk {
-    /// Marks blocks `from..to` of the chunk, which has `size`.
+    /// Marks blocks `from..to` of the chunk, which has `size` blocks.
     fn set(&mut self, from: u32, to: u32, size: u32) -> (u32, u32) {
         if let Self::All = self {
             return (to - from, from);
@@ -543,11 +544,11 @@ mod tests {
         owners.settle(AG);
         assert!(owners.groups.is_empty() && owners.is_settled(AG) && !owners.is_settled(AgNumber(0)));
         assert!(report.is_clean());
-        // What is claimed now has an owner already.
+        // These blocks already have an owner.
         assert!(!owners.claim(AG, (70, 3), Owner::Log, &mut report));
         let last = report.findings().last().unwrap();
         assert_eq!((last.place.block, last.problem.found), (Some(AgBlock(70)), Some(3)));
-        // What is shared waits for the files that share it.
+        // Shared blocks wait for the files that share them.
         let other = AgNumber(0);
         owners.share(other, SharedRun { start: 0, len: length, count: 2 }, &mut report);
         assert!(!owners.is_whole(other));
@@ -575,7 +576,7 @@ mod tests {
 
     #[test]
     fn runs_join_where_the_reverse_map_joins_them() {
-        let run = |start, len, owner, offset| Run { start, owner, offset, len };
+        let run = |start, len, owner, offset| OwnedRun { start, owner, offset, len };
         let tree = (-5_i64).cast_unsigned();
         let joined = canonical(vec![
             run(20, 5, 131, 5),

@@ -1,12 +1,13 @@
-//! Parent pointers against names: every name of an inode has a pointer among its attributes, and every pointer a name.
+//! Parent pointers compared with names: every name of an inode has a pointer among its attributes, and every pointer a
+//! name.
 //!
-//! A pointer is an attribute of the inode whose name is the entry's, and whose value is the directory: its number and
-//! generation. Both sides are summed up by inode, as a keyed hash of all three, so that the order in which they come does
-//! not matter, and nobody who makes an image can make two sides agree that do not. Memory: some forty bytes an inode, on
-//! volumes that have pointers.
+//! A pointer is an attribute of the inode. Its name is that of the entry, its value is the number and generation of the
+//! directory. For each inode, pointers and names are summed up as keyed hashes of all three. So the order does not
+//! matter, and an image cannot be crafted so that different sides agree. Memory: some forty bytes per inode, on volumes
+//! with parent pointers.
 
 use super::Check;
-use super::report::Place;
+use super::report::FindingPlace;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use xfs_format::da::name_hash;
@@ -23,20 +24,20 @@ const VALUE_BYTES: usize = 12;
 /// What is known of an inode's pointers and names.
 #[derive(Default)]
 struct Sum {
-    /// Hashes of its pointers, less those of its names; wraps.
+    /// Hashes of its pointers minus those of its names. It wraps.
     difference: u64,
     pointers: u32,
     names: u32,
 }
 
-/// The pointers and names of all inodes; nothing on a volume without pointers.
+/// The pointers and names of all inodes. Empty on a volume without parent pointers.
 pub(super) struct Parents {
     wanted: bool,
     key: RandomState,
     sums: HashMap<InodeNumber, Sum>,
-    /// Inodes of whose pointers not all are known.
+    /// Inodes some of whose pointers are unknown.
     unknown: HashSet<InodeNumber>,
-    /// The directory whose names come now, and its generation.
+    /// The directory whose names are being processed, and its generation.
     dir: (InodeNumber, u32),
 }
 
@@ -51,19 +52,19 @@ impl Parents {
         }
     }
 
-    /// Not all pointers of an inode could be read.
+    /// Notes that not all pointers of an inode could be read.
     pub(super) fn lose(&mut self, ino: InodeNumber) {
         if self.wanted {
             self.unknown.insert(ino);
         }
     }
 
-    /// The names that come next are this directory's.
+    /// The next names are those of this directory.
     pub(super) fn enter(&mut self, dir: InodeNumber, generation: u32) {
         self.dir = (dir, generation);
     }
 
-    /// Takes in a name of the directory that was entered.
+    /// Processes a name of the present directory.
     pub(super) fn name(&mut self, of: InodeNumber, name: &[u8]) {
         if self.wanted {
             let hash = self.key.hash_one((self.dir.0.0, self.dir.1, name));
@@ -74,14 +75,14 @@ impl Parents {
     }
 }
 
-/// Takes in a pointer of an inode. `hash`: what it is filed under, if it is filed.
+/// Processes a pointer of an inode. `hash` is the hash under which it is stored, if it is indexed.
 pub(super) fn pointer(
     check: &mut Check<'_>,
     of: InodeNumber,
     (name, value): (&[u8], Option<&[u8]>),
     hash: Option<u32>,
 ) {
-    let place = Place::inode(of);
+    let place = FindingPlace::inode(of);
     if !check.parents.wanted {
         return check.report.add_named(place, FormatError::new(NAME, "on a volume without"), name);
     }
@@ -106,9 +107,9 @@ pub(super) fn pointer(
     sum.pointers = sum.pointers.saturating_add(1);
 }
 
-/// What must hold when all pointers and names were seen.
+/// The checks after all pointers and names were seen.
 pub(super) fn check(check: &mut Check<'_>) {
-    // What recovery has to finish may be a pointer.
+    // Recovery may still have to finish a pointer.
     if !check.report.names_known || check.report.is_unfinished() {
         return;
     }
@@ -129,7 +130,7 @@ pub(super) fn check(check: &mut Check<'_>) {
             }
             std::cmp::Ordering::Equal => FormatError::new(NAME, "directories or names that they say"),
         };
-        check.report.add(Place::inode(ino), problem);
+        check.report.add(FindingPlace::inode(ino), problem);
         if check.report.stopped() {
             return;
         }

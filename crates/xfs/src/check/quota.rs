@@ -1,11 +1,11 @@
-//! Quota: the files of dquots, and what they say that each user, group and project uses, against what inodes use.
+//! Quota: the dquot files and their counts for each user, group and project, compared with what inodes use.
 //!
-//! Counts are judged where the superblock says that they are right, and where all inodes were read: the kernel does not
-//! count anew then. What is in quota files, or lies in the tree of metadata, is nobody's. Volumes of version 4, where
-//! groups and projects share a file, are left out. Memory goes with the ids that own something.
+//! Counts are checked only if the superblock says that they are right (then the kernel does not recount) and all inodes
+//! were read. The quota files and the metadata directory tree count for nobody. Volumes of version 4 are skipped,
+//! because groups and projects share a file there. Memory grows with the number of ids that own something.
 
-use super::map::{ForkOf, Which};
-use super::report::Place;
+use super::map::{ForkOf, WhichFork};
+use super::report::FindingPlace;
 use super::{Check, inode, map};
 use crate::error::Result;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use xfs_format::types::{FsBlock, InodeNumber};
 use zerocopy::FromBytes;
 
 const NAME: &str = "inode";
-/// `d_type` without what says how timers count.
+/// `d_type` without the bit for the format of timers.
 const KIND_BITS: u8 = 7;
 
 /// What an id uses.
@@ -35,9 +35,9 @@ struct Kind {
     structure: &'static str,
     /// `d_type` of its dquots.
     bit: u8,
-    /// `di_metatype` of its file, where that lies in the tree of metadata.
+    /// `di_metatype` of its file, if that is in the metadata directory tree.
     metatype: u16,
-    /// The id of an inode that it goes by.
+    /// The id of an inode for this kind.
     id: fn(&InodeCore) -> u32,
     /// Whether the superblock says that its counts are right.
     counted: bool,
@@ -51,7 +51,7 @@ pub(super) struct Quota {
 }
 
 impl Quota {
-    /// What the superblock says; quota files of a tree of metadata are found later.
+    /// Reads the superblock's fields. Quota files in a metadata directory tree are found later.
     pub(super) fn new(superblock: &Superblock) -> Self {
         if !superblock.is_v5() || !superblock.version_flags().contains(VersionFlags::QUOTA) {
             return Self { kinds: Vec::new() };
@@ -80,7 +80,7 @@ impl Quota {
     }
 }
 
-/// Takes in an inode in use, whose forks have so many blocks.
+/// Processes an inode in use whose forks have this many blocks.
 pub(super) fn note(check: &mut Check<'_>, ino: InodeNumber, core: &InodeCore, bytes: &[u8], blocks: u64) {
     let is_metadata = check.geometry().metadir_root.is_some() && core.flags2.contains(InodeFlags2::METADATA);
     let metatype = Dinode::ref_from_prefix(bytes).map_or(0, |(raw, _)| raw.onlink.get());
@@ -89,11 +89,11 @@ pub(super) fn note(check: &mut Check<'_>, ino: InodeNumber, core: &InodeCore, by
     if let Some(kind) = kinds.iter_mut().find(is_file) {
         kind.file = Some(ino);
         if core.kind != InodeType::Regular {
-            check.report.add(Place::inode(ino), FormatError::new(NAME, "type of a quota inode"));
+            check.report.add(FindingPlace::inode(ino), FormatError::new(NAME, "type of a quota inode"));
             kind.file = None;
         }
-        // Its blocks lie behind its end.
-        check.report.same(Place::inode(ino), NAME, "size of a quota inode", core.size, 0_u64);
+        // Its blocks lie past its end.
+        check.report.same(FindingPlace::inode(ino), NAME, "size of a quota inode", core.size, 0_u64);
     } else if !is_metadata {
         for kind in kinds.iter_mut().filter(|kind| kind.counted) {
             let used = kind.used.entry((kind.id)(core)).or_default();
@@ -103,7 +103,7 @@ pub(super) fn note(check: &mut Check<'_>, ino: InodeNumber, core: &InodeCore, by
     }
 }
 
-/// Checks the files of dquots, behind all inodes.
+/// Checks the dquot files, after all inodes.
 pub(super) fn check_all(check: &mut Check<'_>) -> Result<()> {
     let is_known = check.report.owners_known
         && check.totals.inodes_known
@@ -112,7 +112,7 @@ pub(super) fn check_all(check: &mut Check<'_>) -> Result<()> {
         let Some(file) = kind.file else { continue };
         kind.counted &= is_known;
         let Some((core, bytes)) = inode::read(check, file)? else { continue };
-        let fork = ForkOf { ino: file, core: &core, bytes: &bytes, which: Which::Data };
+        let fork = ForkOf { ino: file, core: &core, bytes: &bytes, which: WhichFork::Data };
         let map = map::load(check, &fork, false, true)?;
         if !map.sound {
             continue;
@@ -122,7 +122,7 @@ pub(super) fn check_all(check: &mut Check<'_>) -> Result<()> {
         }
         for (id, used) in kind.used.iter().filter(|_| kind.counted) {
             let problem = FormatError::value(kind.structure, "none, of an id that owns inodes", used.inodes);
-            check.report.add_named(Place::inode(file), problem, id.to_string().as_bytes());
+            check.report.add_named(FindingPlace::inode(file), problem, id.to_string().as_bytes());
         }
     }
     Ok(())
@@ -132,7 +132,7 @@ fn check_extent(check: &mut Check<'_>, kind: &mut Kind, file: InodeNumber, exten
     let per_block = u64::from(check.geometry().block_size) / size_of::<Dquot>() as u64;
     for nth in 0..u64::from(extent.blockcount) {
         let first = (extent.startoff.0 + nth).saturating_mul(per_block);
-        // No id is larger, and with that many findings nobody reads on.
+        // There is no larger id. And nobody reads that many findings.
         if first > u64::from(u32::MAX) || check.report.stopped() {
             return Ok(());
         }
@@ -142,7 +142,7 @@ fn check_extent(check: &mut Check<'_>, kind: &mut Kind, file: InodeNumber, exten
         let daddr = check.geometry().daddr_of(ag, block);
         let bytes = check.reader.raw(daddr, check.geometry().block_size.into())?;
         check.report.counts.blocks += 1;
-        let place = Place::block(ag, block).of(file);
+        let place = FindingPlace::block(ag, block).of(file);
         for (dquot, id) in bytes.chunks_exact(size_of::<Dquot>()).zip(first..=u32::MAX.into()) {
             check_dquot(check, kind, place, (id as u32, dquot));
         }
@@ -150,7 +150,7 @@ fn check_extent(check: &mut Check<'_>, kind: &mut Kind, file: InodeNumber, exten
     Ok(())
 }
 
-fn check_dquot(check: &mut Check<'_>, kind: &mut Kind, place: Place, (id, bytes): (u32, &[u8])) {
+fn check_dquot(check: &mut Check<'_>, kind: &mut Kind, place: FindingPlace, (id, bytes): (u32, &[u8])) {
     let used = kind.used.remove(&id).unwrap_or_default();
     let uuid = check.geometry().meta_uuid;
     let report = &mut check.report;

@@ -1,9 +1,9 @@
-//! Reading for the checker: straight from the device, past the volume's caches, a verifier run over every block.
+//! Reads for the checker: directly from the device, without the volume's caches, with a verifier for every block.
 //!
-//! Invariant: whatever an address on disk says, nothing is read that does not lie within the volume, and nothing
-//! longer than [`MAX_READ`]. A block that fails its verifier is a finding; a device that fails ends the check.
+//! Invariant: whatever an address on disk says, nothing outside of the volume is read, and nothing longer than
+//! [`MAX_READ`]. A block that fails its verifier is a finding; a device that fails ends the check.
 
-use super::report::{Place, Report};
+use super::report::{FindingPlace, Report};
 use crate::buf::AHEAD;
 use crate::error::Result;
 use blockdev::{AlignedBuf, BlockDevice};
@@ -19,11 +19,11 @@ use xfs_format::verify::{Verifier, VerifyContext};
 /// No structure is longer.
 const MAX_READ: u64 = 1 << 20;
 
-/// The device, with the volume's shape.
+/// The device, with the volume's geometry.
 pub(super) struct Reader {
     device: Arc<dyn BlockDevice>,
     geometry: Geometry,
-    /// Where the log ends. `None`: that is not known.
+    /// The end of the log. `None` if unknown.
     log_head: Option<Lsn>,
 }
 
@@ -36,15 +36,21 @@ impl Reader {
         &self.geometry
     }
 
-    /// Bytes as they are.
+    /// Unchecked bytes.
     pub(super) fn raw(&self, daddr: DiskAddr, len: u64) -> Result<AlignedBuf> {
         let mut bytes = AlignedBuf::zeroed(usize::try_from(len.min(MAX_READ)).unwrap_or(0));
         self.device.read(daddr.0.saturating_mul(512), &mut bytes)?;
         Ok(bytes)
     }
 
-    /// No block can be newer than the log: recovery would take what comes next for older than the block.
-    pub(super) fn check_lsn(&self, bytes: &[u8], structure: &'static str, place: Place, report: &mut Report) {
+    /// No block can be newer than the log: recovery would take the next changes for older than the block.
+    pub(super) fn check_lsn(
+        &self,
+        bytes: &[u8],
+        structure: &'static str,
+        place: FindingPlace,
+        report: &mut Report,
+    ) {
         // Remote values are never logged.
         let logged = identify(bytes).is_some_and(|identity| identity.kind != BufType::AttrRemote);
         if let (true, true, Some(head), Some(lsn)) = (self.geometry.v5, logged, self.log_head, lsn_of(bytes))
@@ -54,7 +60,7 @@ impl Reader {
         }
     }
 
-    /// One sector of a group's headers. `None`: it failed its verifier, which is a finding.
+    /// One sector of a group's headers. `None` if it failed its verifier, which is a finding.
     pub(super) fn header(
         &self,
         ag: AgNumber,
@@ -63,7 +69,7 @@ impl Reader {
         report: &mut Report,
     ) -> Result<Option<AlignedBuf>> {
         let bytes = self.raw(daddr, self.geometry.sector_size.into())?;
-        Ok(self.verify(bytes, daddr, verifier, Place::group(ag), report))
+        Ok(self.verify(bytes, daddr, verifier, FindingPlace::group(ag), report))
     }
 
     /// One block of the volume.
@@ -71,7 +77,7 @@ impl Reader {
         &self,
         (ag, block): (AgNumber, AgBlock),
         verifier: &'static Verifier,
-        place: Place,
+        place: FindingPlace,
         report: &mut Report,
     ) -> Result<Option<AlignedBuf>> {
         let daddr = self.geometry.daddr_of(ag, block);
@@ -79,13 +85,13 @@ impl Reader {
         Ok(self.verify(bytes, daddr, verifier, place, report))
     }
 
-    /// One buffer of a fork, of one or several blocks, which may lie apart.
+    /// One buffer of a fork, of one or several blocks, which need not be contiguous.
     pub(super) fn fork(
         &self,
         extents: &[Extent],
         (at, blocks): (FileBlock, u32),
         verifier: &'static Verifier,
-        place: Place,
+        place: FindingPlace,
         report: &mut Report,
     ) -> Result<Option<AlignedBuf>> {
         let Some((place, daddr, bytes)) = self.fork_bytes(extents, (at, blocks), verifier, place, report)?
@@ -95,15 +101,15 @@ impl Reader {
         Ok(self.verify(bytes, daddr, verifier, place, report))
     }
 
-    /// The bytes of a fork's blocks, with the place of the first of them. A hole is a finding.
+    /// The bytes of a fork's blocks, and the place of the first of them. A hole is a finding.
     fn fork_bytes(
         &self,
         extents: &[Extent],
         (at, blocks): (FileBlock, u32),
         verifier: &'static Verifier,
-        place: Place,
+        place: FindingPlace,
         report: &mut Report,
-    ) -> Result<Option<(Place, DiskAddr, AlignedBuf)>> {
+    ) -> Result<Option<(FindingPlace, DiskAddr, AlignedBuf)>> {
         let geometry = &self.geometry;
         let len = u64::from(blocks) << geometry.block_log;
         let mut bytes = AlignedBuf::zeroed(usize::try_from(len.min(MAX_READ)).unwrap_or(0));
@@ -125,7 +131,7 @@ impl Reader {
             let (now, later) = into.split_at_mut(bytes_now);
             self.device.read(daddr.0.saturating_mul(512), now)?;
             into = later;
-            let here = geometry.split_block(start).map_or(place, |(ag, block)| Place {
+            let here = geometry.split_block(start).map_or(place, |(ag, block)| FindingPlace {
                 ag: Some(ag),
                 block: Some(block),
                 ..place
@@ -142,7 +148,7 @@ impl Reader {
         bytes: AlignedBuf,
         daddr: DiskAddr,
         verifier: &'static Verifier,
-        place: Place,
+        place: FindingPlace,
         report: &mut Report,
     ) -> Option<AlignedBuf> {
         let context = VerifyContext { v5: self.geometry.v5, meta_uuid: self.geometry.meta_uuid, daddr };
@@ -160,7 +166,7 @@ impl Reader {
     }
 }
 
-/// Where a block of a fork lies, and how many blocks from it lie in one piece. `None`: in a hole.
+/// Where a block of a fork lies, and the number of contiguous blocks from there. `None` if it is in a hole.
 pub(super) fn mapped(extents: &[Extent], at: u64) -> Option<(FsBlock, u64)> {
     let behind = extents.partition_point(|extent| extent.startoff.0 <= at);
     let extent = extents.get(behind.checked_sub(1)?)?;

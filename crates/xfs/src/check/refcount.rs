@@ -1,8 +1,8 @@
-//! The reference count tree of a group: extents that files share, and those staged for copy-on-write.
+//! The refcount tree of a group: extents that files share, and those staged for copy-on-write.
 
 use super::Check;
 use super::owners::{Owner, SharedRun};
-use super::report::Place;
+use super::report::FindingPlace;
 use super::tree::walk_group;
 use crate::error::Result;
 use xfs_format::ag::Agf;
@@ -11,7 +11,7 @@ use xfs_format::error::FormatError;
 use xfs_format::records::RefcountRecord;
 use xfs_format::types::{AgBlock, AgNumber};
 
-/// Checks the tree; gives how many blocks it has. `None`: there is none, or it could not be read.
+/// Checks the tree and returns its number of blocks. `None` if there is none, or it could not be read.
 pub(super) fn check(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<Option<u32>> {
     if !check.geometry().reflink {
         return Ok(None);
@@ -29,7 +29,7 @@ pub(super) fn check(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<Op
         let staged = record.startblock.get() & RefcountRecord::COW != 0;
         let start = record.startblock.get() & !RefcountRecord::COW;
         let (len, count) = (record.blockcount.get(), record.refcount.get());
-        let place = Place::block(ag, AgBlock(start));
+        let place = FindingPlace::block(ag, AgBlock(start));
         let report = &mut check.report;
         if staged {
             report.same(place, Refcountbt::NAME, "reference count of a staged extent", count, 1_u32);

@@ -1,16 +1,16 @@
 //! What the checker found: each finding is data, and a report counts them.
 //!
-//! Invariants: a report keeps a bounded number of findings and counts the others; what was looked at is counted
-//! too, so that "nothing found" can be told from "nothing looked at". It knows nothing of how things are checked.
+//! Invariants: a report keeps a bounded number of findings and counts the others. It also counts what was checked, so
+//! that "nothing found" can be told from "nothing checked". This module does not know how things are checked.
 
 use crate::recovery;
 use std::fmt;
 use xfs_format::error::FormatError;
 use xfs_format::types::{AgBlock, AgNumber, InodeNumber};
 
-/// Where a finding is: any part may be missing.
+/// Where a finding is. Any part may be missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct FindingPlace {
     /// The allocation group.
     pub ag: Option<AgNumber>,
     /// A block of that group.
@@ -19,7 +19,7 @@ pub struct Place {
     pub inode: Option<InodeNumber>,
 }
 
-impl Place {
+impl FindingPlace {
     /// The volume as a whole.
     pub const VOLUME: Self = Self { ag: None, block: None, inode: None };
 
@@ -38,13 +38,13 @@ impl Place {
         Self { ag: None, block: None, inode: Some(inode) }
     }
 
-    /// The same place, on behalf of an inode.
+    /// The same place, for an inode.
     pub const fn of(self, inode: InodeNumber) -> Self {
         Self { inode: Some(inode), ..self }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FindingPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut gap = "";
         if let Some(inode) = self.inode {
@@ -63,19 +63,19 @@ impl fmt::Display for Place {
     }
 }
 
-/// One thing that is wrong.
+/// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Where.
-    pub place: Place,
-    /// The structure, the check that failed, what was found and what was expected.
+    pub place: FindingPlace,
+    /// The structure, the failed check, what was found and what was expected.
     pub problem: FormatError,
-    /// The name of a file or of an attribute that it is about, or the id that a dquot is of.
+    /// The name of the file or attribute, or the id of the dquot.
     pub name: Option<Box<[u8]>>,
 }
 
 impl Finding {
-    /// The structure, as the format calls it.
+    /// The structure as the format calls it.
     pub fn structure(&self) -> &'static str {
         self.problem.structure
     }
@@ -101,7 +101,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What was looked at.
+/// What was checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Allocation groups.
@@ -110,7 +110,7 @@ pub struct Counts {
     pub inodes: u64,
     /// Directories among them.
     pub directories: u64,
-    /// Names in directories, `.` and `..` left out.
+    /// Names in directories, without `.` and `..`.
     pub names: u64,
     /// Extents of forks.
     pub extents: u64,
@@ -120,28 +120,27 @@ pub struct Counts {
     pub blocks: u64,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Report {
     findings: Vec<Finding>,
     total: u64,
     keep: usize,
     stop: u64,
-    /// What was looked at.
+    /// What was checked.
     pub counts: Counts,
-    /// Whether nothing in the log waits to be replayed. Where something does, the counters of the superblock are
-    /// not judged.
+    /// Whether the log was clean. If not, the counters of the superblock are not judged.
     pub log_clean: bool,
-    /// What the log held that was replayed in memory, so that the volume was checked as recovery will make it.
+    /// What was replayed from the log in memory, so that the volume was checked as recovery will make it.
     pub replayed: Option<recovery::Report>,
-    /// Whether every block's owner could be asked: if not, blocks without an owner are not reported.
+    /// Whether all owners of blocks are known. If not, blocks without an owner are not reported.
     pub owners_known: bool,
-    /// Whether every directory could be read: if not, link counts are not judged.
+    /// Whether every directory could be read. If not, link counts are not judged.
     pub names_known: bool,
 }
 
 impl Report {
-    /// Nothing found yet. `keep`: how many findings are kept; `stop`: with how many the check ends.
+    /// An empty report. `keep` is how many findings are kept; the check ends at `stop` findings.
     pub(super) fn new(keep: usize, stop: u64) -> Self {
         Self {
             findings: Vec::new(),
@@ -156,7 +155,7 @@ impl Report {
         }
     }
 
-    /// Whether recovery has work to finish, which was not carried out here.
+    /// Whether recovery has work to finish that was not done here.
     pub(super) fn is_unfinished(&self) -> bool {
         self.replayed.as_ref().is_some_and(|replayed| !replayed.unfinished.is_empty())
     }
@@ -171,7 +170,7 @@ impl Report {
         &self.findings
     }
 
-    /// How many findings there are, kept or not.
+    /// The number of findings, kept or not.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -182,19 +181,19 @@ impl Report {
     }
 
     /// Adds a finding.
-    pub(super) fn add(&mut self, place: Place, problem: FormatError) {
+    pub(super) fn add(&mut self, place: FindingPlace, problem: FormatError) {
         self.push(Finding { place, problem, name: None });
     }
 
     /// Adds a finding about a name.
-    pub(super) fn add_named(&mut self, place: Place, problem: FormatError, name: &[u8]) {
+    pub(super) fn add_named(&mut self, place: FindingPlace, problem: FormatError, name: &[u8]) {
         self.push(Finding { place, problem, name: Some(name.into()) });
     }
 
     /// Adds a finding unless two numbers are equal.
     pub(super) fn same(
         &mut self,
-        place: Place,
+        place: FindingPlace,
         structure: &'static str,
         check: &'static str,
         found: impl Into<u64>,
@@ -224,17 +223,17 @@ mod tests {
         let mut report = Report::new(2, 4);
         for n in 0..4_u64 {
             assert!(!report.stopped());
-            report.same(Place::group(AgNumber(1)), "AGF", "count", n, 9_u64);
+            report.same(FindingPlace::group(AgNumber(1)), "AGF", "count", n, 9_u64);
         }
         assert_eq!((report.findings().len(), report.total(), report.stopped()), (2, 4, true));
         assert_eq!(report.findings()[1].to_string(), "group 1: AGF: count (1, expected 9)");
-        assert!(report.same(Place::VOLUME, "AGF", "count", 9_u64, 9_u64) && report.total() == 4);
+        assert!(report.same(FindingPlace::VOLUME, "AGF", "count", 9_u64, 9_u64) && report.total() == 4);
     }
 
     #[test]
     fn places_are_said_as_far_as_they_are_known() {
-        assert_eq!(Place::VOLUME.to_string(), "volume");
-        let place = Place::block(AgNumber(2), AgBlock(7)).of(InodeNumber(131));
+        assert_eq!(FindingPlace::VOLUME.to_string(), "volume");
+        let place = FindingPlace::block(AgNumber(2), AgBlock(7)).of(InodeNumber(131));
         assert_eq!(place.to_string(), "inode 131, group 2, block 7");
     }
 }

@@ -1,11 +1,11 @@
-//! The reverse map of a group: it must say of each block what everything else says of it.
+//! The rmap tree of a group must say of each block what everything else says of it.
 //!
-//! The tree is walked twice: first as a tree, whose blocks are claimed; then, when every owner was seen, for its
-//! records. So only one group's are in memory at a time.
+//! The tree is walked twice: first as a tree, whose blocks are claimed; then, when every owner has been seen, for its
+//! records. So only one group's records are in memory at a time.
 
 use super::Check;
-use super::owners::{Owner, Run, canonical};
-use super::report::Place;
+use super::owners::{OwnedRun, Owner, canonical};
+use super::report::FindingPlace;
 use super::tree::{walk_group, walk_group_again};
 use crate::error::Result;
 use std::cmp::Ordering;
@@ -15,7 +15,7 @@ use xfs_format::error::FormatError;
 use xfs_format::types::{AgBlock, AgNumber, InodeNumber};
 use zerocopy::FromBytes;
 
-/// Checks the tree; gives how many blocks it has. `None`: there is none, or it could not be read.
+/// Checks the tree and returns its number of blocks. `None` if there is none, or it could not be read.
 pub(super) fn walk(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<Option<u32>> {
     if !check.geometry().rmapbt {
         return Ok(None);
@@ -30,7 +30,7 @@ pub(super) fn walk(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<Opt
     Ok(Some(walked.blocks))
 }
 
-/// Whether the records are as all claims of the group's blocks.
+/// Whether the records equal all claims of the group's blocks.
 pub(super) fn agrees(check: &mut Check<'_>, ag: AgNumber) -> Result<bool> {
     if !check.geometry().rmapbt {
         return Ok(true);
@@ -38,15 +38,15 @@ pub(super) fn agrees(check: &mut Check<'_>, ag: AgNumber) -> Result<bool> {
     Ok(records(check, ag)?.is_some_and(|records| records == check.owners.runs(ag)))
 }
 
-/// The records, as those that can be one.
-fn records(check: &mut Check<'_>, ag: AgNumber) -> Result<Option<Vec<Run>>> {
+/// The records, merged where possible.
+fn records(check: &mut Check<'_>, ag: AgNumber) -> Result<Option<Vec<OwnedRun>>> {
     let daddr = AgHeader::Agf.daddr(check.geometry(), ag);
     let bytes = check.reader.raw(daddr, check.geometry().sector_size.into())?;
     let Ok((agf, _)) = Agf::read_from_prefix(&bytes) else { return Ok(None) };
-    let mut records: Vec<Run> = Vec::new();
+    let mut records: Vec<OwnedRun> = Vec::new();
     let root = (agf.rmap_root.get(), agf.rmap_level.get());
     walk_group_again::<Rmapbt>(check, ag, root, &mut |record| {
-        records.push(Run {
+        records.push(OwnedRun {
             start: record.startblock.get(),
             owner: record.owner.get(),
             offset: record.offset.get(),
@@ -81,7 +81,7 @@ pub(super) fn compare(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
             Ordering::Greater => (claims.next(), "extent that has no record"),
         };
         let Some(run) = run else { break };
-        let mut place = Place::block(ag, AgBlock(run.start));
+        let mut place = FindingPlace::block(ag, AgBlock(run.start));
         if run.owner >> 63 == 0 {
             place = place.of(InodeNumber(run.owner));
         }

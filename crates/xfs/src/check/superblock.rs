@@ -1,10 +1,10 @@
 //! The superblock of the first group, and its copies in the others.
 //!
-//! The copies are written by mkfs and by growing alone: what the kernel changes in the first one while it is mounted
-//! (counters, some feature bits, quota) does not have to agree.
+//! Only mkfs and growing write the copies. What a mounted kernel changes in the first one (counters, some feature bits,
+//! quota) need not agree.
 
 use super::Check;
-use super::report::{Place, Report};
+use super::report::{FindingPlace, Report};
 use crate::error::Result;
 use std::mem::offset_of;
 use xfs_format::checksum;
@@ -16,28 +16,34 @@ use zerocopy::FromBytes;
 
 const NAME: &str = "superblock";
 const COPY: &str = "superblock copy";
-/// Quota flags that group and project quota shared on v4.
+/// Quota flags that group and project quota share on v4.
 const V4_QUOTA_FLAGS: u16 = 0x30;
 
-/// Checks of the first superblock what opening a volume does not need.
+/// Checks of the first superblock that opening a volume does not need.
 pub(super) fn check_primary(check: &mut Check<'_>) -> Result<()> {
     let sector = check.geometry().sector_size;
     let bytes = check.reader.raw(DiskAddr(0), sector.into())?;
     let raw = *check.superblock.raw();
     let report = &mut check.report;
-    check_fields(&raw, &bytes, (NAME, Place::VOLUME), report);
-    check.reader.check_lsn(&bytes, NAME, Place::VOLUME, report);
+    check_fields(&raw, &bytes, (NAME, FindingPlace::VOLUME), report);
+    check.reader.check_lsn(&bytes, NAME, FindingPlace::VOLUME, report);
     if check.superblock.is_v5() {
-        report.same(Place::VOLUME, NAME, "second features2", raw.bad_features2.get(), raw.features2.get());
+        report.same(
+            FindingPlace::VOLUME,
+            NAME,
+            "second features2",
+            raw.bad_features2.get(),
+            raw.features2.get(),
+        );
     }
     Ok(())
 }
 
-/// Checks what holds for all fields of one superblock, whichever it is.
+/// Checks of all fields of any superblock.
 fn check_fields(
     raw: &RawSuperblock,
     bytes: &[u8],
-    (name, place): (&'static str, Place),
+    (name, place): (&'static str, FindingPlace),
     report: &mut Report,
 ) {
     let v5 = raw.versionnum.get() & 0xf == 5;
@@ -72,7 +78,7 @@ fn check_fields(
     if raw.flags != 0 {
         refuse(FormatError::value(name, "flags", raw.flags.into()));
     }
-    // Volumes with a realtime section are refused: all about it is 0.
+    // Volumes with a realtime section are refused, so all its fields are 0.
     if raw.rbmblocks.get() != 0 || raw.rextslog != 0 || raw.frextents.get() != 0 {
         refuse(FormatError::new(name, "realtime section where there is none"));
     }
@@ -85,7 +91,7 @@ fn check_fields(
     }
 }
 
-/// Bytes of the fields that a v5 superblock with these features has.
+/// Bytes of the fields of a v5 superblock with these features.
 fn used(incompat: Incompat) -> usize {
     if incompat.contains(Incompat::METADIR) {
         SIZE
@@ -102,7 +108,7 @@ pub(super) fn check_copy(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
     let daddr = geometry.daddr_of(ag, AgBlock(0));
     let (v5, meta_uuid) = (geometry.v5, geometry.meta_uuid);
     let bytes = check.reader.raw(daddr, geometry.sector_size.into())?;
-    let place = Place::block(ag, AgBlock(0));
+    let place = FindingPlace::block(ag, AgBlock(0));
     let primary = *check.superblock.raw();
     let report = &mut check.report;
     report.counts.blocks += 1;
@@ -134,8 +140,8 @@ pub(super) fn check_copy(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
     Ok(())
 }
 
-/// Features, which all copies must agree on, but for those that come and go, and quota, which copies know nothing of.
-fn check_features(copy: &RawSuperblock, primary: &RawSuperblock, place: Place, report: &mut Report) {
+/// Features must agree in all copies, except for those that come and go, and quota, which copies do not have.
+fn check_features(copy: &RawSuperblock, primary: &RawSuperblock, place: FindingPlace, report: &mut Report) {
     let passing = Incompat::NEEDSREPAIR.bits();
     for (field, found, expected) in [
         ("features2", copy.features2.get(), primary.features2.get()),
@@ -149,7 +155,7 @@ fn check_features(copy: &RawSuperblock, primary: &RawSuperblock, place: Place, r
     ] {
         report.same(place, COPY, field, found, expected);
     }
-    // A kernel that is mounted may have set some in the first one alone, and no other place.
+    // A mounted kernel may have set some in the first superblock and nowhere else.
     let (found, expected) = (copy.features_log_incompat.get(), primary.features_log_incompat.get());
     let expected = if report.log_clean { expected } else { expected & found };
     report.same(place, COPY, "log-incompatible features", found, expected);
@@ -157,14 +163,14 @@ fn check_features(copy: &RawSuperblock, primary: &RawSuperblock, place: Place, r
         let (found, expected) = (copy.spino_align.get(), primary.spino_align.get());
         report.same(place, COPY, "alignment of sparse inodes", found, expected);
     }
-    // Growing copies the first superblock as it is; only mkfs leaves the mark that it is in progress.
+    // Growing copies the first superblock as it is. Only mkfs leaves the mark that it is in progress.
     let none = |ino: u64| ino == 0 || ino == u64::MAX;
     if copy.inprogress != 0
         && !(none(copy.uquotino.get()) && none(copy.gquotino.get()) && none(copy.pquotino.get()))
     {
         report.add(place, FormatError::new(COPY, "quota inode"));
     }
-    // Where quota inodes are found by name, mkfs says in all copies that there is quota.
+    // If quota inodes are found by name, mkfs says in all copies that there is quota.
     let by_name = Incompat::from_bits_retain(primary.features_incompat.get()).contains(Incompat::METADIR);
     if copy.inprogress != 0 && copy.qflags.get() != 0 && !by_name {
         report.add(place, FormatError::value(COPY, "quota flags", copy.qflags.get().into()));
@@ -193,7 +199,7 @@ fn shape(sb: &RawSuperblock) -> [(&'static str, u64); 20] {
         ("inode alignment", sb.inoalignmt.get().into()),
         ("log2 of the directory block size", sb.dirblklog.into()),
         ("log sector size", sb.logsectsize.get().into()),
-        // 0 and 1 both say that there is none.
+        // 0 and 1 both mean that there is none.
         ("log stripe unit", sb.logsunit.get().max(1).into()),
     ]
 }

@@ -1,8 +1,8 @@
-//! Targets of symbolic links: as long as the inode says, without a NUL, and in blocks that say whose they are.
+//! Targets of symbolic links: as long as the inode says, without a NUL, and in blocks with the right owner.
 
 use super::Check;
 use super::map::{ForkOf, Map};
-use super::report::Place;
+use super::report::FindingPlace;
 use crate::error::Result;
 use xfs_format::attr::RAW;
 use xfs_format::bmbt::Extent;
@@ -14,7 +14,7 @@ const NAME: &str = "symbolic link";
 
 /// Checks a target.
 pub(super) fn check(check: &mut Check<'_>, fork: &ForkOf<'_>, map: &Map) -> Result<()> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let size = fork.core.size;
     if size > u64::from(TARGET_MAX) {
         check.report.add(place, FormatError::mismatch(NAME, "size", size, TARGET_MAX.into()));
@@ -24,7 +24,7 @@ pub(super) fn check(check: &mut Check<'_>, fork: &ForkOf<'_>, map: &Map) -> Resu
     let target = if fork.format() == Some(ForkFormat::Local) {
         fork.literal().get(..len).unwrap_or_default().to_vec()
     } else if len == 0 || fork.core.nlink == 0 {
-        // One that is being removed: some of its blocks may be gone, or all of them.
+        // It is being removed: some or all of its blocks may be gone.
         return Ok(());
     } else {
         match remote(check, fork, &map.extents, len)? {
@@ -38,14 +38,14 @@ pub(super) fn check(check: &mut Check<'_>, fork: &ForkOf<'_>, map: &Map) -> Resu
     Ok(())
 }
 
-/// A target in blocks: one buffer, with one header, an extent.
+/// A target in blocks: one buffer per extent, with one header.
 fn remote(
     check: &mut Check<'_>,
     fork: &ForkOf<'_>,
     extents: &[Extent],
     len: usize,
 ) -> Result<Option<Vec<u8>>> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let v5 = check.geometry().v5;
     let (mut target, mut end) = (Vec::new(), 0);
     for extent in extents {

@@ -1,19 +1,19 @@
-//! The counters of the superblock, against what all groups have. They are right on disk only after a clean unmount.
+//! The counters of the superblock, compared with all groups. They are right on disk only after a clean unmount.
 
 use super::Check;
-use super::report::Place;
+use super::report::FindingPlace;
 
 const NAME: &str = "superblock";
 
-/// What the groups have together.
+/// The sums over all groups.
 pub(super) struct Totals {
     pub(super) inodes: u64,
     pub(super) free_inodes: u64,
-    /// Blocks that are free, those kept for trees and those in trees of free space included.
+    /// Free blocks, including those kept for trees and those in free space trees.
     pub(super) free_blocks: u64,
-    /// Whether every group's trees of free space were read.
+    /// Whether every group's free space trees were read.
     pub(super) space_known: bool,
-    /// Whether every group's trees of inodes were read.
+    /// Whether every group's inode trees were read.
     pub(super) inodes_known: bool,
 }
 
@@ -30,10 +30,10 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
     let (raw, totals, report) = (check.superblock.raw(), &check.totals, &mut check.report);
     if totals.inodes_known {
-        report.same(Place::VOLUME, NAME, "inode count", raw.icount.get(), totals.inodes);
-        report.same(Place::VOLUME, NAME, "free inode count", raw.ifree.get(), totals.free_inodes);
+        report.same(FindingPlace::VOLUME, NAME, "inode count", raw.icount.get(), totals.inodes);
+        report.same(FindingPlace::VOLUME, NAME, "free inode count", raw.ifree.get(), totals.free_inodes);
     }
     if totals.space_known {
-        report.same(Place::VOLUME, NAME, "free block count", raw.fdblocks.get(), totals.free_blocks);
+        report.same(FindingPlace::VOLUME, NAME, "free block count", raw.fdblocks.get(), totals.free_blocks);
     }
 }

@@ -1,14 +1,14 @@
-//! Walking one B+tree from its root, with every block and every link of it checked.
+//! Walks one B+tree from its root and checks every block and every link.
 //!
-//! Checked of each block: its verifier, level, owner, siblings (both ways, at every level), at least half full
-//! unless it is the root, the key that its parent has of it, and that nothing descends from one block to the next.
+//! Checked for each block: its verifier, level, owner, siblings (in both directions, on every level), that it is at
+//! least half full unless it is the root, its key in the parent, and that nothing descends from one block to the next.
 //!
-//! Why this ends on any input: levels fall on the way down, and a block that is claimed already, by this tree or
-//! by anything else, is not gone into.
+//! Why this ends on any input: levels decrease on the way down, and a block that is claimed already, by this tree or
+//! anything else, is not visited.
 
 use super::Check;
 use super::owners::Owner;
-use super::report::Place;
+use super::report::FindingPlace;
 use crate::error::Result;
 use xfs_format::ag::MAX_LEVELS;
 use xfs_format::bmbt::BmbtRoot;
@@ -16,7 +16,7 @@ use xfs_format::btree::{Bmbt, Node, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock, InodeNumber};
 
-/// Whose tree it is.
+/// The owner of a tree.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Home {
     /// A group's.
@@ -25,32 +25,32 @@ pub(super) enum Home {
     Fork(InodeNumber),
 }
 
-/// What a walk saw.
+/// The result of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walked {
-    /// Blocks, the root included where it is one.
+    /// Blocks, including the root if it is a block.
     pub(super) blocks: u32,
     /// Whether every record was seen.
     pub(super) whole: bool,
 }
 
-/// The last block of a level: its number, and its right sibling.
+/// The last block on a level: its number, and its right sibling.
 #[derive(Clone, Copy, Debug)]
 enum Last {
-    /// No block of the level was seen yet.
+    /// No block of the level has been seen yet.
     None,
-    /// The block before could not be read.
+    /// The previous block could not be read.
     Unknown,
-    /// The block before.
+    /// The previous block.
     Block { at: u64, right: u64 },
 }
 
-/// A walk under way.
+/// A walk in progress.
 struct Walk<'a, 'c, T: Tree> {
     check: &'a mut Check<'c>,
     home: Home,
     owner: Owner,
-    /// Whether blocks are claimed; not so where they were in an earlier walk.
+    /// Whether to claim blocks. Not if an earlier walk has done so.
     claim: bool,
     last: [Last; MAX_LEVELS as usize],
     rank: Option<T::Rank>,
@@ -58,7 +58,7 @@ struct Walk<'a, 'c, T: Tree> {
     each: &'a mut dyn FnMut(&T::Record),
 }
 
-/// Walks a tree of a group; `each` gets its records in order.
+/// Walks a tree of a group. Calls `each` with its records in order.
 pub(super) fn walk_group<T: Tree>(
     check: &mut Check<'_>,
     ag: AgNumber,
@@ -67,13 +67,13 @@ pub(super) fn walk_group<T: Tree>(
     each: &mut dyn FnMut(&T::Record),
 ) -> Result<Walked> {
     let mut walk = Walk::<T>::new(check, Home::Group(ag), owner, true, each);
-    // Its header was checked: there is at least one level, and no more than there can be.
+    // Its header was checked: the number of levels is at least one, and within the maximum.
     let level = levels.saturating_sub(1).min(MAX_LEVELS - 1) as u16;
     walk.visit(u64::from(root), level, None, true)?;
     Ok(walk.end())
 }
 
-/// Walks a tree of a group whose blocks were claimed, and found to be sound, by an earlier walk.
+/// Walks a tree of a group again whose blocks an earlier walk has claimed and found to be sound.
 pub(super) fn walk_group_again<T: Tree>(
     check: &mut Check<'_>,
     ag: AgNumber,
@@ -86,7 +86,7 @@ pub(super) fn walk_group_again<T: Tree>(
     Ok(walk.end())
 }
 
-/// Walks the map of a fork below its root, which lies in the inode.
+/// Walks the map of a fork below its root, which is in the inode.
 pub(super) fn walk_map(
     check: &mut Check<'_>,
     ino: InodeNumber,
@@ -116,7 +116,7 @@ impl<'a, 'c, T: Tree> Walk<'a, 'c, T> {
         Self { check, home, owner, claim, last, rank: None, walked, each }
     }
 
-    /// What holds when all blocks were seen: the last of each level has nothing to its right.
+    /// The checks after all blocks were seen: the last block of each level has no right sibling.
     fn end(self) -> Walked {
         for last in self.last {
             if let Last::Block { at, right } = last
@@ -142,15 +142,15 @@ impl<'a, 'c, T: Tree> Walk<'a, 'c, T> {
         }
     }
 
-    fn place(&self, block: u64) -> Place {
-        let place = self.split(block).map(|(ag, block)| Place::block(ag, block));
+    fn place(&self, block: u64) -> FindingPlace {
+        let place = self.split(block).map(|(ag, block)| FindingPlace::block(ag, block));
         match self.home {
-            Home::Group(ag) => place.unwrap_or(Place::group(ag)),
+            Home::Group(ag) => place.unwrap_or(FindingPlace::group(ag)),
             Home::Fork(ino) => place.unwrap_or_default().of(ino),
         }
     }
 
-    /// Takes in the subtree at `block`. `lone`: it may be less than half full.
+    /// Visits the subtree at `block`. If `lone`, the block may be less than half full.
     fn visit(&mut self, block: u64, level: u16, key: Option<T::Key>, lone: bool) -> Result<()> {
         let Some((ag, at)) = self.split(block) else {
             self.lost(level);
@@ -215,7 +215,7 @@ impl<'a, 'c, T: Tree> Walk<'a, 'c, T> {
         Ok(())
     }
 
-    fn records(&mut self, node: &Node<'_, T>, place: Place) {
+    fn records(&mut self, node: &Node<'_, T>, place: FindingPlace) {
         let mut descends = false;
         for record in node.records() {
             let rank = T::record_rank(record);
@@ -232,11 +232,11 @@ impl<'a, 'c, T: Tree> Walk<'a, 'c, T> {
         }
     }
 
-    fn check_count(&mut self, node: &Node<'_, T>, lone: bool, place: Place) {
+    fn check_count(&mut self, node: &Node<'_, T>, lone: bool, place: FindingPlace) {
         let body = (self.check.geometry().block_size as usize)
             .saturating_sub(T::header_len(self.check.geometry().v5));
         let most = if node.level() == 0 { T::max_records(body) } else { T::max_children(body) };
-        // A root may be emptier, and a leaf that is the root may have no record at all.
+        // A root may have less, and a root leaf may have no records at all.
         let least = if !lone {
             most / 2
         } else if node.level() == 0 {
@@ -250,8 +250,8 @@ impl<'a, 'c, T: Tree> Walk<'a, 'c, T> {
         }
     }
 
-    /// The block must be what the one before it on its level has to its right, and have that one to its left.
-    fn check_siblings(&mut self, node: &Node<'_, T>, block: u64, level: u16, place: Place) {
+    /// The block must be the right sibling of the previous one on its level, and have that one as its left sibling.
+    fn check_siblings(&mut self, node: &Node<'_, T>, block: u64, level: u16, place: FindingPlace) {
         let (left, right) = node.siblings();
         let before = self.last[usize::from(level)];
         let report = &mut self.check.report;
@@ -268,7 +268,7 @@ impl<'a, 'c, T: Tree> Walk<'a, 'c, T> {
         self.last[usize::from(level)] = Last::Block { at: block, right };
     }
 
-    /// A block could not be read: what lies below it, and its siblings, are not known.
+    /// A block could not be read, so everything below it and its siblings are unknown.
     fn lost(&mut self, level: u16) {
         self.walked.whole = false;
         self.last[..=usize::from(level)].fill(Last::Unknown);

@@ -1,9 +1,9 @@
-//! The lists of unlinked inodes: each bucket of each group holds inodes of its own number, in use, without links,
-//! each on one list; and every inode without links is on one. Where the log is clean, all lists are empty: recovery
-//! alone looks at them.
+//! The unlinked lists: each bucket of each group has inodes that belong to it by number, in use, without links, each on
+//! one list. Every inode without links is on one. If the log is clean, all lists are empty, because only recovery looks
+//! at them.
 
 use super::inode_table::Use;
-use super::report::Place;
+use super::report::FindingPlace;
 use super::{Check, inode};
 use crate::error::Result;
 use xfs_format::ag::{NULL_AG_BLOCK, UNLINKED_BUCKETS};
@@ -17,9 +17,9 @@ const NAME: &str = "list of unlinked inodes";
 /// Checks all lists.
 pub(super) fn check(check: &mut Check<'_>) -> Result<()> {
     for (ag, bucket, head) in std::mem::take(&mut check.inodes.unlinked) {
-        let place = Place::group(ag);
+        let place = FindingPlace::group(ag);
         let mut next = head;
-        // Each step marks an inode that was not marked: this ends.
+        // Each step marks an unmarked inode, so this ends.
         while next != NULL_AG_BLOCK && !check.report.stopped() {
             let ino = check.geometry().join_inode(ag, AgInode(next));
             if next % UNLINKED_BUCKETS as u32 != bucket {
@@ -56,6 +56,6 @@ pub(super) fn check(check: &mut Check<'_>) -> Result<()> {
 pub(super) fn report_unlisted(check: &mut Check<'_>, ino: InodeNumber) {
     if check.inodes.is_unlinked(ino) && !check.inodes.is_listed(ino) && check.inodes.is_sound(ino) {
         let problem = FormatError::value("inode", "no links, and on no list of unlinked inodes", 0);
-        check.report.add(Place::inode(ino), problem);
+        check.report.add(FindingPlace::inode(ino), problem);
     }
 }

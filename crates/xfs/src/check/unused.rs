@@ -1,24 +1,24 @@
-//! What an inode has and does not use: padding, counts of forks that it lacks, flags that nobody set; and all of that in
-//! inodes that are free, which must be fit to be taken into use as they are.
+//! What an inode does not use: padding, counts of forks that it lacks, flags that nobody set. Free inodes are checked
+//! too: they must be fit to be taken into use as they are.
 //!
-//! Nothing is read by these fields, so that readers let them be; later features give them a meaning.
+//! Readers ignore these fields. Later features give them a meaning.
 
 use super::Check;
-use super::report::Place;
+use super::report::FindingPlace;
 use xfs_format::error::FormatError;
 use xfs_format::inode::{Dinode, DinodeV3, ForkFormat, InodeFlags, InodeFlags2, InodeType};
 use xfs_format::types::InodeNumber;
 use zerocopy::FromBytes;
 
 const NAME: &str = "inode";
-/// The largest extent that a map can have, which bounds hints.
+/// Maximum length of an extent. It bounds hints.
 const EXTENT_MAX: u32 = (1 << 21) - 1;
 
 /// Checks an inode that passed its own checks.
 pub(super) fn check(check: &mut Check<'_>, ino: InodeNumber, bytes: &[u8], free: bool) {
     let Ok((raw, rest)) = Dinode::ref_from_prefix(bytes) else { return };
     let mut wrong = |what, found: u64| {
-        check.report.add(Place::inode(ino), FormatError::value(NAME, what, found));
+        check.report.add(FindingPlace::inode(ino), FormatError::value(NAME, what, found));
     };
     let flags = InodeFlags::from_bits_retain(raw.flags.get());
     if !InodeFlags::all().contains(flags) {
@@ -50,7 +50,7 @@ pub(super) fn check(check: &mut Check<'_>, ino: InodeNumber, bytes: &[u8], free:
 
 const EXTENTS: u8 = 2;
 
-/// What readers of an inode in use check of these, and of one that is free do not.
+/// Checks of these that readers make for an inode in use, but not for a free one.
 fn check_free(
     check: &mut Check<'_>,
     ino: InodeNumber,
@@ -60,7 +60,7 @@ fn check_free(
 ) {
     let geometry = check.geometry().clone();
     let mut wrong = |what, found: u64| {
-        check.report.add(Place::inode(ino), FormatError::value(NAME, what, found));
+        check.report.add(FindingPlace::inode(ino), FormatError::value(NAME, what, found));
     };
     if raw.size.get() > i64::MAX.cast_unsigned() {
         wrong("size of a free one", raw.size.get());

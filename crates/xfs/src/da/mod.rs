@@ -1,80 +1,62 @@
-//! Descent through the hash-indexed tree of a directory or an attribute fork, and from leaf to leaf.
+//! Descending the hash-indexed tree of a directory or attribute fork, and walking from leaf to leaf.
 //!
-//! Why this ends on any input: a descent ends because the level falls with every block, from 5 at most. A walk
-//! along siblings ends because each leaf must point back to the one before it, and none may be the first again: if
-//! any leaf came twice, so would the one before it, and so on back to the first.
+//! Why this ends on any input: a [`Descent`] ends because the level decreases with every block, from 5 at most. A walk
+//! along siblings ends because each leaf must point back to the previous one, and none may be the first again. If any
+//! leaf came twice, so would the one before it, and so on back to the first.
 
-pub(crate) mod draft;
+mod descent;
 pub(crate) mod edit;
-mod path;
-#[cfg(test)]
-mod tests;
 
-pub(crate) use path::{Path, Side};
+use descent::Descent;
 
 use crate::buf::Buf;
 use crate::error::{Error, Result};
 use crate::fork::Fork;
-use xfs_format::da::{DaHeader, Node, block_magic};
+use xfs_format::da::DaHeader;
 use xfs_format::error::FormatError;
 use xfs_format::types::{DiskAddr, FileBlock, InodeNumber};
 use xfs_format::verify::Verifier;
 
-/// Where an index lies in its fork, and what its blocks are.
-pub(crate) struct Index {
-    /// The block of the fork at which the root lies.
+/// Where an index lies in its fork, and the type of its blocks.
+pub(crate) struct DaIndex {
+    /// The fork block of the root.
     pub(crate) root: u64,
-    /// The block of the fork behind the last that the index may use.
+    /// The end of the fork blocks that the index may use.
     pub(crate) end: u64,
-    /// Blocks of the volume that make one block of the index.
+    /// File system blocks per index block.
     pub(crate) blocks: u32,
-    /// The check of a node or leaf.
+    /// The verifier of a node or leaf.
     pub(crate) verifier: &'static Verifier,
 }
 
-/// A block of the index that is no node.
+/// An index block that is not a node.
 pub(crate) struct LeafBlock {
-    /// Where it lies in the fork.
+    /// Its block in the fork.
     pub(crate) at: FileBlock,
-    /// What it holds.
+    /// Its content.
     pub(crate) buf: Buf,
 }
 
-/// Finds the first leaf that may hold `hash` (`None`: the first of all). `None` if the index has no hash as large.
-pub(crate) fn descend(fork: &dyn Fork, index: &Index, hash: Option<u32>) -> Result<Option<LeafBlock>> {
-    let v5 = fork.geometry().v5;
-    let mut at = FileBlock(index.root);
-    let mut level_due: Option<u16> = None;
+/// Finds the first leaf that may have `hash` (`None`: the first leaf). `None` if all hashes of the index are smaller.
+pub(crate) fn descend(fork: &dyn Fork, index: &DaIndex, hash: Option<u32>) -> Result<Option<LeafBlock>> {
+    let mut descent = Descent::from_root(index);
     loop {
-        let buf = fork.read(at, index.blocks, index.verifier)?;
-        let corrupt = |problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem);
-        if !block_magic(&buf).is_some_and(|magic| Node::is(magic, v5)) {
-            return match level_due {
-                None | Some(0) => Ok(Some(LeafBlock { at, buf })),
-                Some(due) => Err(corrupt(index.mismatch("level", 0, due.into()))),
-            };
-        }
-        let node = Node::parse(&buf, v5).map_err(corrupt)?;
-        check_owner(fork, buf.daddr(), index.verifier.name, node.header.owner)?;
-        if let Some(due) = level_due.filter(|&due| due != node.level) {
-            return Err(corrupt(index.mismatch("level", node.level.into(), due.into())));
-        }
-        let child = match hash {
-            None => node.entries.first(),
-            Some(hash) => node.child(hash),
+        let buf = fork.read(descent.at, index.blocks, index.verifier)?;
+        let Some(node) = descent.node(fork, index, buf.daddr(), &buf)? else {
+            return Ok(Some(LeafBlock { at: descent.at, buf }));
         };
-        let Some(child) = child else {
+        let Some(child) = node.entries.get(hash.map_or(0, |hash| node.slot(hash))) else {
             return Ok(None);
         };
-        at = index.block(child.before.get()).map_err(corrupt)?;
-        level_due = node.level.checked_sub(1);
+        descent = Descent::below(index, &node, child)
+            .map_err(|problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem))?;
     }
 }
 
-/// The leaf behind `leaf`, whose header is `header`. `first` is where the walk began.
+/// The leaf after `leaf`, whose header is `header`. `first` is where the walk began.
 pub(crate) fn next_leaf(
     fork: &dyn Fork,
-    index: &Index,
+    index: &DaIndex,
     first: FileBlock,
     leaf: &LeafBlock,
     header: &DaHeader,
@@ -96,7 +78,7 @@ pub(crate) fn next_leaf(
     Ok(Some(LeafBlock { at, buf }))
 }
 
-/// Fails if a v5 block says that it belongs to another inode.
+/// Fails if a v5 block has another inode as its owner.
 pub(crate) fn check_owner(
     fork: &dyn Fork,
     daddr: DiskAddr,
@@ -112,8 +94,8 @@ pub(crate) fn check_owner(
     }
 }
 
-impl Index {
-    /// A block that another one points to: it must be one of the index.
+impl DaIndex {
+    /// A block that another one points to. It must belong to the index.
     pub(crate) fn block(&self, at: u32) -> Result<FileBlock, FormatError> {
         let at = u64::from(at);
         let inside = (self.root..self.end).contains(&at);

@@ -1,15 +1,15 @@
-//! Names in memory, so that a path is walked without a lock and without writing: what kernels call the dcache.
+//! Names in memory, so that a path walk needs no lock and writes nothing: what kernels call the dcache.
 //!
-//! A bounded table of slots, one cache line each, says which inode a name stands for in a directory. Only names that are
-//! there are kept, up to 32 bytes long, and neither `.` nor `..`.
+//! A bounded table of slots, one cache line each, has the inode of a name in a directory. It has only existing names of
+//! up to 32 bytes, and neither `.` nor `..`.
 //!
 //! Invariants:
-//! - a name is put in with its directory locked, behind a look that found it or behind the commit that made it; and taken
-//!   out with the directory locked exclusively, before the change that takes it from its inode is published. So what is in
-//!   the table is true at every moment that it can be read there: nobody puts in a name that is about to go, and who has
-//!   seen a change, or anything that came after it, finds the name gone;
-//! - a directory has its generation beside its number, as its number may be given to another one. Names of a removed
-//!   directory have been taken out one by one, as it had to be empty: the generation is for volumes that are damaged.
+//! - a name is added with its directory locked, after a lookup that found it or the commit that made it. It is removed
+//!   with the directory locked exclusively, before the change that removes the name is published. So every entry is
+//!   true whenever it can be read. Nobody adds a name that is about to be removed, and whoever has seen a change, or
+//!   anything later, no longer finds the old name;
+//! - a directory is identified by number and generation, because its number may be reused. The names of a removed
+//!   directory were removed one by one, because it had to be empty; the generation is for damaged volumes.
 
 mod slot;
 
@@ -23,29 +23,29 @@ use std::hash::{BuildHasher, Hasher};
 use xfs_format::inode::InodeType;
 use xfs_format::types::InodeNumber;
 
-/// The longest name that is kept.
+/// Maximum length of a name in the table.
 const NAME_BYTES: usize = 32;
 const NAME_WORDS: usize = NAME_BYTES / 8;
 
-/// Slots in which a name can be.
+/// Slots that a name can be in.
 const WAYS: usize = 4;
 
-// Where things lie in a slot.
+// The layout of a slot.
 const DIR: usize = 0;
 const NAME: usize = 1;
-/// The directory's generation, and the inode's.
+/// The generations of the directory and of the inode.
 const GENERATIONS: usize = NAME + NAME_WORDS;
-/// The inode's number, and its type above it: no inode has a number of more than 56 bits.
+/// The inode's number, and its type above it: no inode number has more than 56 bits.
 const INODE: usize = GENERATIONS + 1;
 const KIND_SHIFT: u32 = 56;
 const _: () = assert!(INODE + 1 == WORDS && size_of::<Slot>() == 64);
 
-/// One of the files that had an inode number, as file handles say it.
+/// One of the files that have had an inode number, as file handles identify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     /// Its inode number.
     pub ino: InodeNumber,
-    /// Another one for each file that had the number.
+    /// Different for each file that has had the number.
     pub generation: u32,
 }
 
@@ -57,7 +57,7 @@ pub struct Dentry<'a> {
     seq: u64,
 }
 
-/// Names of one volume.
+/// The names of one volume.
 #[derive(Debug)]
 pub(crate) struct Dcache {
     sets: LazyTable<Set>,
@@ -67,14 +67,14 @@ pub(crate) struct Dcache {
 #[derive(Default)]
 struct Set([Slot; WAYS]);
 
-/// What a name is looked for by.
+/// The key of a name.
 struct Key {
     dir: FileId,
     name: [u64; NAME_WORDS],
 }
 
 impl Dentry<'_> {
-    /// What the name stands for.
+    /// The file that the name has.
     pub fn child(&self) -> FileId {
         self.child
     }
@@ -84,7 +84,7 @@ impl Dentry<'_> {
         self.kind
     }
 
-    /// Whether the name has stood for it without a break since it was found, as far as is known.
+    /// Whether the name has had this file without a break since it was found, as far as is known.
     #[inline]
     pub fn holds(&self) -> bool {
         self.slot.is_at(self.seq)
@@ -92,26 +92,30 @@ impl Dentry<'_> {
 }
 
 impl Key {
-    /// None for names that are not kept, and for what is no name.
+    /// `None` for names that are not stored, and for what is not a name.
     #[inline]
     fn new(dir: FileId, name: &[u8]) -> Option<Self> {
         if name.is_empty() || name.len() > NAME_BYTES || name == b"." || name == b".." {
             return None;
         }
         let mut words = [0; NAME_WORDS];
-        for (word, part) in words.iter_mut().zip(name.chunks(8)) {
-            for (shift, &byte) in part.iter().enumerate() {
-                // Names are told apart by where the zeroes begin.
-                if byte == 0 {
-                    return None;
-                }
-                *word |= u64::from(byte) << (8 * shift);
+        let (whole, rest) = name.as_chunks::<8>();
+        // Names are distinguished by where the zeroes begin.
+        let mut has_zero = false;
+        for (word, part) in words.iter_mut().zip(whole) {
+            *word = u64::from_le_bytes(*part);
+            has_zero |= has_zero_byte(*word);
+        }
+        if let Some(last) = words.get_mut(whole.len()) {
+            for (shift, &byte) in rest.iter().enumerate() {
+                has_zero |= byte == 0;
+                *last |= u64::from(byte) << (8 * shift);
             }
         }
-        Some(Self { dir, name: words })
+        (!has_zero).then_some(Self { dir, name: words })
     }
 
-    /// Whether a word of a slot is as in a slot of this name.
+    /// Whether a word of a slot matches this name.
     #[inline]
     fn is_word(&self, at: usize, word: u64) -> bool {
         match at {
@@ -136,17 +140,17 @@ impl Key {
 }
 
 impl Dcache {
-    /// A table of at most so many bytes.
+    /// A table of at most this many bytes.
     pub(crate) fn within(bytes: u64) -> Self {
         Self { sets: LazyTable::within(bytes), hasher: KeyedHash::new() }
     }
 
-    /// Bytes that it takes once all of it is in use.
+    /// Bytes that it takes once it is fully used.
     pub(crate) fn bytes(&self) -> u64 {
         self.sets.bytes()
     }
 
-    /// What `name` stands for in a directory. `None`: that is not in memory.
+    /// The file that `name` has in a directory. `None` if that is not in memory.
     #[inline]
     pub(crate) fn find(&self, dir: FileId, name: &[u8]) -> Option<Dentry<'_>> {
         let key = Key::new(dir, name)?;
@@ -161,7 +165,7 @@ impl Dcache {
         })
     }
 
-    /// Keeps a name. The caller has the directory locked, and has found the name there since, or put it there for good.
+    /// Adds a name. The caller has the directory locked, and has found or permanently added the name since.
     pub(crate) fn keep(&self, dir: FileId, name: &[u8], child: FileId, kind: InodeType) {
         let Some(key) = Key::new(dir, name) else { return };
         let Some(words) = key.words(child, kind) else { return };
@@ -173,12 +177,12 @@ impl Dcache {
         set.0[way].fill(&words);
     }
 
-    /// Forgets a name that is about to stand for something else, or for nothing. The caller has the directory locked
-    /// exclusively until that is so.
+    /// Removes a name that is about to change or go. The caller has the directory locked exclusively until that has
+    /// happened.
     pub(crate) fn forget(&self, dir: FileId, name: &[u8]) {
         let Some(key) = Key::new(dir, name) else { return };
         let Some(set) = self.sets.find(self.hash(&key)) else { return };
-        // Two who looked for it at once may both have kept it.
+        // Two concurrent lookups may both have added it.
         set.0.iter().for_each(|slot| slot.clear(|at, word| key.is_word(at, word)));
     }
 
@@ -193,14 +197,20 @@ impl Dcache {
     }
 }
 
-/// The slots of a set in the order in which a name is looked for: most are found in the first.
+/// Whether one of the eight bytes of a word is 0.
+const fn has_zero_byte(word: u64) -> bool {
+    const ONES: u64 = u64::MAX / 255;
+    word.wrapping_sub(ONES) & !word & ONES << 7 != 0
+}
+
+/// The slots of a set in lookup order: most names are found in the first.
 #[inline]
 fn ways(hash: u64) -> impl Iterator<Item = usize> {
     let first = (hash >> 8) as usize;
     (0..WAYS).map(move |nth| (first + nth) % WAYS)
 }
 
-/// A type as four bits: those that a mode has for it.
+/// A type as the four bits that a mode has for it.
 fn kind_bits(kind: InodeType) -> u64 {
     u64::from(kind.to_mode() >> 12)
 }
@@ -236,7 +246,9 @@ mod tests {
             let expected = (file(nth as u64 + 200), InodeType::Regular);
             assert_eq!(found(&cache, ROOT, name), Some(expected), "{name:?}");
         }
-        for other in [&b"ab"[..], b"1234567", b"a\0", b"", b"xx"] {
+        for other in
+            [&b"ab"[..], b"1234567", b"a\0", b"", b"xx", b"12345678\0", b"1234567\09", b"123456789\0"]
+        {
             assert_eq!(found(&cache, ROOT, other), None, "{other:?}");
         }
         assert_eq!(found(&cache, file(9), b"a"), None, "another directory");
@@ -247,7 +259,8 @@ mod tests {
     #[test]
     fn what_cannot_be_told_apart_is_not_kept() {
         let cache = Dcache::within(1 << 20);
-        for name in [&b""[..], b".", b"..", b"a\0", &[b'x'; NAME_BYTES + 1]] {
+        let long = [b'x'; NAME_BYTES + 1];
+        for name in [&b""[..], b".", b"..", b"a\0", b"\x001234567", b"1234567\0", b"123\x00567", &long] {
             cache.keep(ROOT, name, file(3), InodeType::Directory);
             assert_eq!(found(&cache, ROOT, name), None, "{name:?}");
         }
@@ -281,7 +294,7 @@ mod tests {
         assert!(cache.find(ROOT, b"other").is_some());
     }
 
-    /// Whoever comes later finds room, be all slots taken, and what the table says of the others is right.
+    /// A new name finds room even if all slots are taken, and the remaining entries stay true.
     #[test]
     fn a_full_table_forgets_and_does_not_lie() {
         let cache = Dcache::within(0);

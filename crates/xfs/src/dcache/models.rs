@@ -1,4 +1,4 @@
-//! Slots under every schedule, and every order of memory, that loom knows: each answer was true while it was asked for.
+//! Slots under every schedule and memory order that loom knows: each answer was true while it was being asked for.
 
 use super::slot::{Slot, WORDS, Word, Words};
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ thread_local! {
     static MODELLED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread runs a model, whose threads are all one to the system.
+/// Whether this thread runs a model, whose threads are one thread to the system.
 pub(super) fn is_modelled() -> bool {
     MODELLED.get()
 }
@@ -47,7 +47,7 @@ fn is_of(dir: u64) -> impl Fn(usize, u64) -> bool {
     move |at, word| at > 0 || word == dir
 }
 
-/// Nobody reads a part of one name and a part of another, which have met in a slot.
+/// Nobody reads parts of two names that compete for a slot.
 #[test]
 fn a_slot_is_read_whole() {
     model(|| {
@@ -63,11 +63,11 @@ fn a_slot_is_read_whole() {
     });
 }
 
-/// A directory with one name, which is given from inode 1 to inode 2; and its slot, which another one's name wants too.
+/// A directory with one name, which moves from inode 1 to inode 2, and its slot, for which another name competes.
 struct Dir {
     /// The inode lock.
     lock: RwLock<()>,
-    /// What is committed.
+    /// The committed inode.
     current: AtomicU64,
     slot: Slot<AtomicU64>,
 }
@@ -79,7 +79,7 @@ impl Dir {
         Arc::new(Self { lock: RwLock::new(()), current: AtomicU64::new(1), slot })
     }
 
-    /// The way of `Node::child`.
+    /// As `Node::child` does it.
     fn look_up(&self) -> u64 {
         if let Some((words, _)) = self.slot.read(is_of(7)) {
             return words[1];
@@ -90,7 +90,7 @@ impl Dir {
         ino
     }
 
-    /// The way of a transaction that replaces a name.
+    /// As a transaction does that replaces a name.
     fn replace(&self) {
         let _locked = self.lock.write().expect("a lock");
         self.slot.clear(is_of(7));
@@ -98,7 +98,7 @@ impl Dir {
     }
 }
 
-/// What was seen once is not unseen: neither by who looks the name up again, nor by who saw the change in another way.
+/// What was seen once stays seen: by another lookup, and by whoever saw the change in another way.
 #[test]
 fn no_lookup_goes_back_behind_a_change() {
     model(|| {
@@ -115,14 +115,14 @@ fn no_lookup_goes_back_behind_a_change() {
     });
 }
 
-/// Who waits for a slot that another name goes into, or out of, still gets its own out of it.
+/// Whoever waits for a slot that another name enters or leaves still removes its own.
 #[test]
 fn a_name_is_forgotten_beside_others_in_its_slot() {
     model(|| {
         let dir = Dir::new();
         let other = {
             let dir = Arc::clone(&dir);
-            // One that is about to leave the slot as it is.
+            // Another thread, which is about to leave the slot as it is.
             loom::thread::spawn(move || dir.slot.clear(is_of(8)))
         };
         dir.replace();
@@ -132,12 +132,12 @@ fn a_name_is_forgotten_beside_others_in_its_slot() {
     });
 }
 
-/// A number that was freed and used again is not taken for the file that a name was found to stand for.
+/// A reused number is not taken for the file that a name was found to have.
 #[test]
 fn what_is_behind_a_name_is_looked_at_before_the_name_again() {
     model(|| {
         let dir = Dir::new();
-        // Which file has the number of the inode that the name stands for.
+        // The file that has the name's inode number.
         let life = Arc::new(AtomicU64::new(1));
         let changer = {
             let (dir, life) = (Arc::clone(&dir), Arc::clone(&life));

@@ -1,20 +1,20 @@
-//! One name in memory: words that are read without a lock, and without writing.
+//! One name in memory: words that are read without a lock and without writing.
 //!
-//! A sequence number guards the words (a seqlock): it is odd while somebody writes. Words are stored with release and
-//! loaded with acquire. So who loads a word of a later write finds that write's number, or a later one, behind it.
+//! A sequence number guards the words (a seqlock): it is odd during a write. Words are stored with release and loaded
+//! with acquire. So whoever loads a word of a later write then also sees that write's sequence number, or a later one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words of a slot besides its number: with that, a cache line.
+/// Words of a slot besides its sequence number: together they fill a cache line.
 pub(super) const WORDS: usize = 7;
-/// What is in a slot.
+/// The content of a slot.
 pub(super) type Words = [u64; WORDS];
 
-/// What a slot is made of: `AtomicU64`, or loom's where a model is.
+/// The type of a slot's words: `AtomicU64`, or loom's in a model.
 pub(super) trait Word {
     fn get(&self) -> u64;
     fn put(&self, word: u64);
-    /// Puts `new` in the place of `old`, if that is there.
+    /// Replaces `old` by `new`, if `old` is there.
     fn replace(&self, old: u64, new: u64) -> bool;
 }
 
@@ -33,7 +33,7 @@ impl Word for AtomicU64 {
     }
 }
 
-/// A place for one name.
+/// A slot for one name.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(super) struct Slot<W = AtomicU64> {
@@ -41,15 +41,15 @@ pub(super) struct Slot<W = AtomicU64> {
     words: [W; WORDS],
 }
 
-/// Writes a slot: its number is odd for as long as this is there.
+/// A write to a slot. Its sequence number is odd while this exists.
 struct Writing<'a, W: Word> {
     slot: &'a Slot<W>,
     seq: u64,
 }
 
 impl<W: Word> Slot<W> {
-    /// The words, if `is_wanted` says that each of those it is asked for is right, and the number that says so.
-    /// A slot that is being written has nothing.
+    /// The words, if `is_wanted` holds for each that it is called with, and their sequence number. `None` while the
+    /// slot is being written.
     #[inline]
     pub(super) fn read(&self, is_wanted: impl Fn(usize, u64) -> bool) -> Option<(Words, u64)> {
         let seq = self.seq.get();
@@ -66,26 +66,27 @@ impl<W: Word> Slot<W> {
         self.is_at(seq).then_some((words, seq))
     }
 
-    /// Whether nobody has written it since it had this number. Who has seen something that was done behind a later write sees
-    /// that write.
+    /// Whether nobody has written it since it had this sequence number. Whoever has seen something that happened after
+    /// a later write sees that write.
     #[inline]
     pub(super) fn is_at(&self, seq: u64) -> bool {
         self.seq.get() == seq
     }
 
-    /// Whether nothing is in it, or about to be.
+    /// Whether it is empty and not being filled.
     pub(super) fn is_empty(&self) -> bool {
         self.seq.get().is_multiple_of(2) && self.words[0].get() == 0
     }
 
-    /// Puts something in; not if somebody else is at it.
+    /// Fills it, unless somebody else is writing to it.
     pub(super) fn fill(&self, words: &Words) {
         if let Some(writing) = self.try_write() {
             writing.put(words);
         }
     }
 
-    /// Empties the slot if all that `is_wanted` is asked for is right. Waits for who is at it, whatever that may be about.
+    /// Empties it if `is_wanted` holds for all words that it is called with. Waits for a concurrent writer, whatever
+    /// that writes.
     pub(super) fn clear(&self, is_wanted: impl Fn(usize, u64) -> bool) {
         let is_there =
             |_: &Writing<'_, W>| self.words.iter().enumerate().all(|(at, word)| is_wanted(at, word.get()));
@@ -93,14 +94,14 @@ impl<W: Word> Slot<W> {
             match self.try_write() {
                 Some(writing) if is_there(&writing) => return writing.put(&[0; WORDS]),
                 Some(_) => return,
-                // Whoever writes is done in some instructions, if it has a processor.
+                // A writer is done after a few instructions, if it has a processor.
                 None => wait(),
             }
         }
     }
 
     fn try_write(&self) -> Option<Writing<'_, W>> {
-        // If somebody is at it, it gets this number when that is over. To swap it is to ask for the latest.
+        // If somebody is writing, it gets this number afterwards. The swap reads the latest value.
         let seq = self.seq.get().next_multiple_of(2);
         self.seq.replace(seq, seq + 1).then_some(Writing { slot: self, seq })
     }
@@ -125,7 +126,7 @@ fn wait() {
     std::thread::yield_now();
 }
 
-/// In a model, too.
+/// Also in a model.
 #[cfg(all(test, not(shuttle)))]
 fn wait() {
     match super::models::is_modelled() {

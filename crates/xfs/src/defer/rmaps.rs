@@ -1,11 +1,11 @@
-//! What the reverse map is told of the mappings of files: an intent first, the change of the map in a transaction of its own.
+//! Rmap updates for mappings of files: first an intent, then the change of the tree in a transaction of its own.
 //!
-//! A mapping changes with its inode; the map lies in the group of the blocks, whose header must not be waited for with
-//! others held. The intent (RUI) makes it certain that the map will say the same in the end; the done item (RUD) that it
-//! does. What one mapping gives up is told before another one can have it: the queue keeps the order, and blocks are freed
-//! behind that.
+//! A mapping changes with its inode. The rmap tree lies in the group of the blocks, whose header must not be waited for
+//! while others are held. The intent (RUI) guarantees that the tree will follow; the done item (RUD) says that it did.
+//! That a mapping loses blocks is recorded before another one gets them: the queue keeps the order, and blocks are
+//! freed after that.
 
-use super::carry_out;
+use super::finish_item;
 use crate::agf;
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
@@ -18,18 +18,18 @@ use xfs_format::inode::InodeFlags2;
 use xfs_format::log::{RmapOp, RmapUpdate, Update};
 use xfs_format::types::{FsBlock, InodeNumber};
 
-/// What became of a mapping.
+/// The kind of an rmap update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Remapped {
-    /// It is there no more.
-    Gone(Extent),
-    /// It is there, and was not.
-    Come(Extent),
-    /// It was as it is here, and now it is in the other state.
-    Converted(Extent),
+pub enum RmapUpdateKind {
+    /// The mapping is gone.
+    Unmap(Extent),
+    /// The mapping is new.
+    Map(Extent),
+    /// The mapping had the state given here, and now has the other one.
+    Convert(Extent),
 }
 
-/// As the log has it.
+/// The log's form.
 fn update(op: RmapOp, owner: RmapOwner, start: FsBlock, len: u32, unwritten: bool) -> RmapUpdate {
     RmapUpdate {
         op,
@@ -43,26 +43,27 @@ fn update(op: RmapOp, owner: RmapOwner, start: FsBlock, len: u32, unwritten: boo
     }
 }
 
-/// Owes it to the reverse map to say what became of a mapping of a joined inode.
-pub(crate) fn rmap_later(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, change: Remapped) {
-    let (Remapped::Gone(extent) | Remapped::Come(extent) | Remapped::Converted(extent)) = change;
+/// Defers an rmap update for a mapping of a joined inode.
+pub(crate) fn defer_rmap(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, change: RmapUpdateKind) {
+    let (RmapUpdateKind::Unmap(extent) | RmapUpdateKind::Map(extent) | RmapUpdateKind::Convert(extent)) =
+        change;
     let reflinked = trans.inode(ino).core().flags2.contains(InodeFlags2::REFLINK);
     let op = match (change, reflinked && kind == ForkKind::Data) {
-        (Remapped::Gone(_), false) => RmapOp::Unmap,
-        (Remapped::Gone(_), true) => RmapOp::UnmapShared,
-        (Remapped::Come(_), false) => RmapOp::Map,
-        (Remapped::Come(_), true) => RmapOp::MapShared,
-        (Remapped::Converted(_), false) => RmapOp::Convert,
-        (Remapped::Converted(_), true) => RmapOp::ConvertShared,
+        (RmapUpdateKind::Unmap(_), false) => RmapOp::Unmap,
+        (RmapUpdateKind::Unmap(_), true) => RmapOp::UnmapShared,
+        (RmapUpdateKind::Map(_), false) => RmapOp::Map,
+        (RmapUpdateKind::Map(_), true) => RmapOp::MapShared,
+        (RmapUpdateKind::Convert(_), false) => RmapOp::Convert,
+        (RmapUpdateKind::Convert(_), true) => RmapOp::ConvertShared,
     };
     let Extent { startoff, startblock, blockcount, unwritten } = extent;
     let owner = match kind {
         ForkKind::Data => RmapOwner::data(ino, startoff),
         ForkKind::Attr => RmapOwner::attr(ino, startoff),
     };
-    // Of a conversion, the log has the state that comes of it.
-    let unwritten = unwritten != matches!(change, Remapped::Converted(_));
-    trans.owe(Work::Rmap(update(op, owner, startblock, blockcount, unwritten)), carry_out);
+    // For a conversion, the log has the new state.
+    let unwritten = unwritten != matches!(change, RmapUpdateKind::Convert(_));
+    trans.defer(Work::Rmap(update(op, owner, startblock, blockcount, unwritten)), finish_item);
 }
 
 /// Blocks that belong to no file get an owner, or lose it.
@@ -70,8 +71,8 @@ pub(super) fn owned(gets: bool, owner: RmapOwner, start: FsBlock, len: u32) -> R
     update(if gets { RmapOp::Alloc } else { RmapOp::Free }, owner, start, len, false)
 }
 
-/// Changes the reverse map.
-pub(super) fn tell(trans: &mut Trans<'_>, update: RmapUpdate) -> Result<()> {
+/// Changes the rmap tree.
+pub(super) fn finish_rmap(trans: &mut Trans<'_>, update: RmapUpdate) -> Result<()> {
     let damaged = |problem| Error::Corrupt { daddr: None, inode: None, problem };
     update.check(trans.geometry()).map_err(damaged)?;
     let RmapUpdate { op, owner, start, offset, len, attr_fork, bmbt_block, unwritten } = update;

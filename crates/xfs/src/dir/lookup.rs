@@ -1,10 +1,10 @@
-//! Finding one name by its hash: a few block reads, however large the directory.
+//! Finding one name by its hash, with a few block reads, however large the directory is.
 //!
-//! Names of one hash stand together in the index, possibly across leaves; each candidate's name is compared where
-//! its entry lies. On volumes that ignore case the exact name wins over others that match.
+//! Names of one hash are adjacent in the index, possibly across leaves. Each candidate's name is compared in its data
+//! block. On volumes that ignore case, the exact name wins over other matches.
 
-use super::crowd::LastData;
-use super::{Data, FileType, NAME, hash_index, parse_short};
+use super::hash_collisions::LastData;
+use super::{DirDataBlock, FileType, NAME, hash_index, parse_short};
 use crate::da::{check_owner, descend, next_leaf};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
@@ -15,7 +15,7 @@ use xfs_format::types::{FileBlock, InodeNumber};
 
 type Found = (InodeNumber, FileType);
 
-/// Finds `name` by its hash: a few block reads, however large the directory.
+/// Finds `name` by its hash, with a few block reads, however large the directory is.
 pub fn lookup(fork: &dyn Fork, name: &[u8]) -> Result<Option<Found>> {
     if !is_valid_name(name) {
         return Ok(None);
@@ -25,15 +25,15 @@ pub fn lookup(fork: &dyn Fork, name: &[u8]) -> Result<Option<Found>> {
     Ok(search.found)
 }
 
-/// One search under way.
+/// A search in progress.
 struct Search<'a> {
     fork: &'a dyn Fork,
     name: &'a [u8],
     hash: u32,
     ignore_case: bool,
-    /// The exact name's entry, or the first that matches but for case.
+    /// The entry of the exact name, or the first one that matches except for case.
     found: Option<Found>,
-    /// Whether nothing better can come.
+    /// Whether there can be no better match.
     done: bool,
     last: LastData,
 }
@@ -57,7 +57,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Compares one entry with what is searched.
+    /// Compares one entry with the wanted name.
     fn offer(&mut self, name: &[u8], found: Found) {
         if name == self.name {
             self.found = Some(found);
@@ -85,7 +85,7 @@ impl<'a> Search<'a> {
 
     fn block(&mut self) -> Result<()> {
         let fork = self.fork;
-        let data = Data::read(fork, FileBlock(0))?;
+        let data = DirDataBlock::read(fork, FileBlock(0))?;
         let block = data.view(fork)?;
         if block.kind != DataKind::Block {
             return Err(data.corrupt(fork, FormatError::new(NAME, "index: there is none")));
@@ -136,7 +136,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Compares the entry that the index points to.
+    /// Compares the entry that an index entry points to.
     fn candidate(&mut self, entry: &LeafEntry) -> Result<()> {
         if entry.is_stale() {
             return Ok(());

@@ -1,12 +1,12 @@
-//! Reading a directory in order, from any position on.
+//! Reading a directory in order, from any position.
 //!
-//! A position is the place of an entry in the data space divided by 8, the entry's own: a walk from it goes on with
-//! the entries behind. `.` lies at a place above 0 in every form, so 0 is the start. Entries inside the inode carry
-//! the place that they would have in a block, so positions survive a directory's growth out of the inode.
+//! A position is the offset of an entry in the data space, divided by 8. A walk from it continues with the next entry.
+//! In every form `.` has an offset above 0, so 0 is the start. Entries inside the inode have the offset that they would
+//! have in a block, so positions stay valid when a directory grows out of the inode.
 //!
-//! Only data blocks are read, in order; holes are skipped.
+//! Only data blocks are read, in order. Holes are skipped.
 
-use super::{Data, DirEntry, FileType, NAME, leaf_space, parse_short, position};
+use super::{DirDataBlock, DirEntry, FileType, NAME, leaf_space, parse_short, position};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use std::ops::ControlFlow;
@@ -14,8 +14,8 @@ use xfs_format::dir::{DATA_ALIGN_LOG, DataItem, DataKind, LEAF_SPACE, ShortDir};
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
-/// Calls `each` for every entry from `cookie` (0: the start) on, in the order of the directory, `.` and `..`
-/// first. Stops when `each` breaks.
+/// Calls `each` for every entry from `cookie` on (0: the start), in directory order, `.` and `..` first, until it
+/// breaks.
 pub fn walk(
     fork: &dyn Fork,
     cookie: u64,
@@ -75,7 +75,7 @@ fn walk_blocks(
         if cookie == 0 && at == 0 && mapped.0 != 0 {
             return Err(Error::corrupt_inode(fork.inode(), FormatError::new(NAME, "first block")));
         }
-        // A block that begins in a hole is read all the same: reading it says what is wrong.
+        // Read a block that begins in a hole as well: reading it tells what is wrong.
         at = mapped.0 - mapped.0 % step;
         if at >= leaf_space(geometry) {
             break;
@@ -88,7 +88,7 @@ fn walk_blocks(
     Ok(())
 }
 
-/// Walks the entries behind `cookie` in one directory block.
+/// Walks the entries after `cookie` in one directory block.
 fn walk_block(
     fork: &dyn Fork,
     at: FileBlock,
@@ -101,7 +101,7 @@ fn walk_block(
         let problem = FormatError::mismatch(NAME, "data block behind the end", base, fork.size());
         return Err(Error::corrupt_inode(fork.inode(), problem));
     }
-    let data = Data::read(fork, at)?;
+    let data = DirDataBlock::read_in_order(fork, at)?;
     let block = data.view(fork)?;
     if block.kind == DataKind::Block {
         let step = u64::from(geometry.dir_block_blocks());

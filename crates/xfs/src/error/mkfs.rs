@@ -1,6 +1,6 @@
-//! Why a volume cannot be made as it is wanted.
+//! Why a volume cannot be made as requested.
 
-/// Why a volume cannot be made as it is wanted. Nothing was written.
+/// Why a volume cannot be made as requested. Nothing was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -58,7 +58,7 @@ pub enum Refusal {
     /// Size of groups.
     #[error("groups of {blocks} blocks are not possible: from {least} to {most} blocks are")]
     GroupSize { blocks: u64, least: u64, most: u64 },
-    /// Log size that is not whole blocks.
+    /// A log size that is not a multiple of the block size.
     #[error("a log of {size} bytes is not a number of whole blocks of {block} bytes")]
     LogUnit { size: u64, block: u32 },
     /// Log size.
@@ -67,13 +67,13 @@ pub enum Refusal {
         if *.small { "" } else { " (smaller ones must be asked for as small volumes are)" }
     )]
     LogSize { blocks: u64, least: u64, most: u64, small: bool },
-    /// No group holds the log.
+    /// No group has room for the log.
     #[error(
         "no group is large enough for a log of {blocks} blocks: groups have {group} blocks; make fewer groups, or a larger \
          volume"
     )]
     LogRoom { blocks: u32, group: u32 },
-    /// The first group does not hold what it must.
+    /// The first group has no room for what it must contain.
     #[error("the first group, of {group} blocks, has no room for the root directory")]
     RootRoom { group: u32 },
 }

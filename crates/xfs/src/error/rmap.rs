@@ -1,31 +1,31 @@
-//! What can be wrong with a reverse map.
+//! Corruption of an rmap tree.
 
 use crate::owner::Mapping;
 use std::fmt;
 use xfs_format::types::AgNumber;
 
-/// The reverse map of a group does not say of blocks what it should.
+/// The rmap tree of a group does not match what it should have for some blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the reverse map of group {ag} is damaged: {mapping}: {problem}")]
 pub struct RmapDamage {
     /// The group.
     pub ag: AgNumber,
-    /// The blocks that it is about, and who should have them; or the record that is bad.
+    /// The blocks and their expected owner, or the bad record.
     pub mapping: Mapping,
-    /// What is wrong.
+    /// The mismatch.
     pub problem: RmapProblem,
 }
 
-/// What a reverse map says wrongly.
+/// What is wrong in an rmap tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RmapProblem {
-    /// No one record covers them for that owner. A record that has some of them, if there is one.
+    /// No single record covers them for that owner. If a record has some of them, it is given.
     NotMapped(Option<Mapping>),
-    /// They are unwritten where they should be written, or the other way round.
+    /// They are unwritten instead of written, or vice versa.
     State,
-    /// They have an owner already, or still: that record.
+    /// They have an owner already, or still, by this record.
     Mapped(Mapping),
-    /// No map can have this.
+    /// No rmap tree can have this record.
     Invalid(&'static str),
 }
 

@@ -9,13 +9,13 @@ pub enum ShutdownReason {
     LogWrite,
     /// A write of metadata failed.
     MetadataWrite,
-    /// The device could not make durable what it had been given.
+    /// The device could not make its writes durable.
     Flush,
-    /// Damaged metadata was met in the middle of a change.
+    /// A change met damaged metadata half-way.
     Corruption,
     /// The device failed in the middle of a change.
     Device,
-    /// A checkpoint had nothing in it, which the format cannot say.
+    /// A checkpoint was empty, which the format does not allow.
     EmptyCheckpoint,
     /// Somebody asked for it.
     Asked,
@@ -23,7 +23,7 @@ pub enum ShutdownReason {
     Closed,
     /// It could not be closed.
     NotClosed,
-    /// One of its threads panicked, as a device may that somebody else made.
+    /// One of its threads panicked. The panic may come from the caller's device.
     Panicked,
 }
 
@@ -41,12 +41,12 @@ impl ShutdownReason {
         Self::Panicked,
     ];
 
-    /// As an atomic has it; 0 is none.
+    /// The code that an atomic has for it; 0 means none.
     pub(crate) fn code(self) -> u32 {
         self as u32 + 1
     }
 
-    /// The reason of that code.
+    /// The reason with that code.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.code() == code)
     }

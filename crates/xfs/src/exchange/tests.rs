@@ -1,18 +1,18 @@
-//! Exchanges that a kernel has in the log while it repairs a mounted volume: of attribute forks, directories and the
-//! targets of symbolic links. The kernel recovers one copy of the log, we the other.
+//! Exchanges that a kernel has in the log while it repairs a mounted volume: of attribute forks, directories and
+//! symlink targets. The kernel recovers one copy of the log, we another.
 //!
-//! What is small when all is done the kernel makes smaller still, and put into the inode. Kernels up to 6.18 that recover
-//! such an exchange do that before it, and fail: those are recovered by us alone.
+//! When all is done, the kernel shrinks small forks into the inode. Kernels up to 6.18 that recover such an exchange do
+//! that first, and fail. Only we recover those.
 
 use crate::attr::Namespace;
-use crate::attr::edit::Put;
+use crate::attr::edit::SetXattr;
 use crate::exchange;
 use crate::inode::ForkKind;
 use crate::mkfs::{Before, Features, Options, format, plan};
 use crate::namespace::{self, NewInode, XattrChange};
 use crate::setattr;
 use crate::trans::Trans;
-use crate::trans::reservation::Need;
+use crate::trans::reservation::ReservationBuilder;
 use crate::volume::{InodeHandle, OpenOptions, Volume};
 use blockdev::{BlockDevice, Durability, MemoryDevice};
 use oracles::{Mounted, xfsprogs::Release};
@@ -27,7 +27,7 @@ use xfs_format::types::{FileBlock, InodeNumber, Uuid};
 
 const BYTES: u64 = 64 << 20;
 const BLOCK: usize = 4096;
-const NOW: Timestamp = Timestamp { secs: 1, nanos: 0 };
+const NOW: Timestamp = Timestamp { seconds: 1, nanoseconds: 0 };
 
 fn memory() -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::anonymous(BYTES).unwrap())
@@ -38,7 +38,7 @@ fn open(device: &Arc<dyn BlockDevice>) -> Arc<Volume> {
     Volume::open(Arc::clone(device), &options).unwrap()
 }
 
-/// A volume without parent pointers, which would have to go with the names.
+/// A volume without parent pointers, which would have to change along with the names.
 fn made() -> Arc<dyn BlockDevice> {
     let device = memory();
     let features = Features { parent_pointers: false, ..Features::of_kernel("6.18").unwrap() };
@@ -54,17 +54,17 @@ fn bytes_of(device: &Arc<dyn BlockDevice>) -> Vec<u8> {
     bytes
 }
 
-/// What a kernel's repair has two inodes exchange.
+/// What a kernel's repair exchanges between two inodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
-    /// So many attributes each.
+    /// This many attributes each.
     Attributes(usize),
-    /// Directories of so many names each.
+    /// Directories of this many names each.
     Dirs(usize),
     Links,
 }
 
-/// Where the blocks with the hashes of a directory begin.
+/// Start of the hash index of a directory.
 const DIR_LEAF: u64 = (32 << 30) / BLOCK as u64;
 
 impl Of {
@@ -81,7 +81,7 @@ impl Of {
                     namespace::create(volume, root, name.as_bytes(), &NewInode::for_tests(0o100_644, NOW))
                         .unwrap();
                 for nth in 0..count {
-                    let change = XattrChange::Set(name.as_bytes(), Put::Either);
+                    let change = XattrChange::Set(name.as_bytes(), SetXattr::Either);
                     let attr = other(nth);
                     setattr::change_xattr(volume, &file, Namespace::User, attr.as_bytes(), change, NOW)
                         .unwrap();
@@ -111,7 +111,7 @@ impl Of {
         !matches!(self, Self::Attributes(20) | Self::Dirs(40))
     }
 
-    /// Where a block says whose it is, and where it has its checksum.
+    /// Offsets of the owner and of the checksum in a block.
     fn owner_at(self, block: FileBlock) -> [usize; 2] {
         match self {
             Self::Dirs(_) if block.0 < DIR_LEAF => [40, 4],
@@ -120,7 +120,7 @@ impl Of {
         }
     }
 
-    /// Blocks as the repair makes them: they say that they are the other's already.
+    /// Makes blocks as the repair does: they already have the other inode as owner.
     fn disown(self, device: &Arc<dyn BlockDevice>, owner: InodeNumber, blocks: &[(FileBlock, u64)]) {
         for &(nth, at) in blocks {
             let [owner_at, crc_at] = self.owner_at(nth);
@@ -128,7 +128,7 @@ impl Of {
             device.read(at, &mut block).unwrap();
             block[owner_at..owner_at + 8].copy_from_slice(&owner.0.to_be_bytes());
             if matches!(self, Self::Dirs(_)) && nth.0 == 0 {
-                // The entry `.`, which is the first.
+                // The first entry, `.`.
                 block[64..72].copy_from_slice(&owner.0.to_be_bytes());
             }
             assert!(checksum::store(&mut block, crc_at));
@@ -148,7 +148,7 @@ fn extents(volume: &Arc<Volume>, ino: InodeNumber, kind: ForkKind) -> Vec<Extent
     all
 }
 
-/// A volume whose log promises the exchange, and no more.
+/// A volume whose log has the exchange intent and nothing more.
 fn promised(of: Of) -> Vec<u8> {
     let device = made();
     let volume = open(&device);
@@ -171,10 +171,15 @@ fn promised(of: Of) -> Vec<u8> {
 
     let volume = open(&device);
     let entries = inodes.map(|ino| Arc::clone(volume.handle(ino).unwrap().entry()));
-    let need = Need::new(volume.geometry()).inodes(2).maps_at_once(1).exchange_at_once().blocks(64).steps(2);
-    let mut promise = Trans::start(&volume, need.reservation()).unwrap();
+    let need = ReservationBuilder::new(volume.geometry())
+        .inodes(2)
+        .maps_at_once(1)
+        .exchange_at_once()
+        .blocks(64)
+        .log_count(2);
+    let mut promise = Trans::start(&volume, need.build()).unwrap();
     for entry in &entries {
-        promise.join_inode(Arc::clone(entry), entry.lock()).unwrap();
+        promise.join_inode(Arc::clone(entry), entry.ilock()).unwrap();
     }
     let mut flags = ExchangeFlags::empty();
     flags.set(ExchangeFlags::ATTR_FORK, of.kind() == ForkKind::Attr);
@@ -186,7 +191,7 @@ fn promised(of: Of) -> Vec<u8> {
         flags,
         sizes: [u64::MAX; 2],
     };
-    exchange::exchange_later(&mut promise, todo);
+    exchange::defer_exchange(&mut promise, todo);
     promise.roll().unwrap();
     volume.sync().unwrap();
     let crashed = bytes_of(&device);
@@ -201,7 +206,7 @@ fn said(command: &mut Command) -> String {
     said
 }
 
-/// What the kernel sees, which recovers the log if that is not done; then it changes all of it.
+/// What the kernel sees after recovering the log, if necessary. Then it changes everything.
 fn by_kernel(image: &Path, mnt: &Path) -> [Vec<String>; 2] {
     let mounted = Mounted::new(image, mnt, "loop");
     let seen = ["one", "two"].map(|name| {
@@ -228,6 +233,7 @@ fn repair_finds_nothing(image: &Path) {
 }
 
 #[test]
+#[ignore = "needs root and xfsprogs"]
 fn what_a_repair_of_a_mounted_volume_left_unfinished_is_exchanged() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (image, mnt) = (dir.path().join("image"), dir.path().join("mnt"));

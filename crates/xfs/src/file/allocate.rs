@@ -1,9 +1,9 @@
-//! Blocks for holes, and what becomes of them once they hold data.
+//! Allocates blocks for holes, and converts them once they have data.
 
-use super::copies::{self, Unclaims};
+use super::cow::{self, Unclaims};
 use super::limits;
 use super::remove;
-use super::{Blocks, Told, join_file};
+use super::{FileBlocks, MapUpdate, join_file};
 use crate::agf;
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap;
@@ -12,7 +12,7 @@ use crate::ifork::Mapped;
 use crate::inode::{ForkKind, InodeEntry, TakenTime, after_overwrite};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::reservation::Need;
+use crate::trans::reservation::ReservationBuilder;
 use std::sync::Arc;
 use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent};
 use xfs_format::inode::InodeFlags;
@@ -20,20 +20,20 @@ use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, FsBlock};
 
-/// The longest extent that a record can hold.
+/// Maximum length of an extent in a record.
 pub(super) const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
 /// Extents that one transaction converts.
 const CONVERTED_AT_ONCE: usize = 2;
 
-/// What a file was given by an allocation.
+/// The runs that an allocation gave to a file.
 #[derive(Debug, Default)]
 #[must_use = "whoever gives up afterwards takes it back"]
-pub struct Given {
-    runs: Vec<Blocks>,
+pub struct AllocatedRuns {
+    runs: Vec<FileBlocks>,
 }
 
-impl Given {
-    fn add(&mut self, run: Blocks) {
+impl AllocatedRuns {
+    fn add(&mut self, run: FileBlocks) {
         match self.runs.last_mut() {
             Some(last) if last.end == run.start => last.end = run.end,
             _ if run.start < run.end => self.runs.push(run),
@@ -42,14 +42,18 @@ impl Given {
     }
 }
 
-/// Gives every hole of a file in `blocks` unwritten blocks, all or none: an error that [is a
-/// refusal](Error::is_refusal) leaves the file as it was. The caller keeps others off `blocks`, whole. Gives what
+/// Allocates unwritten blocks for every hole of a file in `blocks`, all or none: an error that [is a
+/// refusal](Error::is_refusal) leaves the file as it was. The caller keeps others off all of `blocks`. Returns what
 /// [`take_back`] needs.
-pub fn allocate_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<Given> {
-    let mut given = Given::default();
-    // Whoever is given blocks must be able to give them back, and to say that they hold data.
+pub fn allocate_blocks(
+    mount: &Arc<Mount>,
+    entry: &Arc<InodeEntry>,
+    blocks: FileBlocks,
+) -> Result<AllocatedRuns> {
+    let mut given = AllocatedRuns::default();
+    // Allocated blocks must be removable and convertible: check the limits of those operations first.
     limits::check_log_for_blocks(mount)?;
-    copies::check_room(mount, || missing_blocks(mount, entry, blocks.clone()))?;
+    cow::check_room(mount, || missing_blocks(mount, entry, blocks.clone()))?;
     let mut at = blocks.start;
     while let Some(hole) = next_hole(mount, entry, at..blocks.end)? {
         let start = hole.start;
@@ -58,7 +62,7 @@ pub fn allocate_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: Bloc
                 given.add(start..end);
                 at = end;
             }
-            // What is free may lie in too many pieces for the map to tell of.
+            // Free space may be too fragmented for the map.
             Err(error) => {
                 if error.is_refusal() {
                     take_back(mount, entry, given)?;
@@ -70,9 +74,8 @@ pub fn allocate_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: Bloc
     Ok(given)
 }
 
-/// Frees what [`allocate_blocks`] gave a file, which nothing was written to: the file is as
-/// it was before.
-pub fn take_back(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, given: Given) -> Result<()> {
+/// Frees what [`allocate_blocks`] gave a file, before anything was written to it: the file is as it was before.
+pub fn take_back(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, given: AllocatedRuns) -> Result<()> {
     for blocks in given.runs.into_iter().rev() {
         remove::remove_blocks_and(mount, entry, blocks, |_| {})?;
     }
@@ -80,7 +83,7 @@ pub fn take_back(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, given: Given) -> R
 }
 
 /// How many of `blocks` are holes.
-pub(super) fn missing_blocks(mount: &Arc<Mount>, entry: &InodeEntry, blocks: Blocks) -> Result<u64> {
+pub(super) fn missing_blocks(mount: &Arc<Mount>, entry: &InodeEntry, blocks: FileBlocks) -> Result<u64> {
     let mut missing = 0;
     let mut at = blocks.start;
     while let Some(hole) = next_hole(mount, entry, at..blocks.end)? {
@@ -90,20 +93,20 @@ pub(super) fn missing_blocks(mount: &Arc<Mount>, entry: &InodeEntry, blocks: Blo
     Ok(missing)
 }
 
-/// Sees to it that [`data_written`] will not be refused half-way: it asks for the limits. Where extents
-/// that never held data will be told of, what the map may need for that is reserved; if there is no space for it, they are
-/// cut at the ends of `blocks` now. [`Error::NoSpace`] and the others come before any data are written.
-pub fn prepare_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
+/// Ensures that [`convert_unwritten`] will not be refused half-way, by checking its limits. For unwritten extents that
+/// will be converted, reserves what the map may need. If there is no space for that, it splits the extents at the ends
+/// of `blocks` now. [`Error::NoSpace`] and other refusals come before any data are written.
+pub fn prepare_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &FileBlocks) -> Result<()> {
     limits::check_block_change(mount, entry)?;
     limits::check_room_to_cut(mount, entry, blocks)?;
     let extents = mount.extents(&entry.current(), ForkKind::Data)?;
     if !extents.has_unwritten(blocks) {
         return Ok(());
     }
-    let wanted = need_to_mark(mount).reservation().blocks;
+    let wanted = reservation_to_convert(mount).build().blocks;
     match mount.write_side()?.counters.reserve_blocks(wanted) {
         Ok(()) => {
-            entry.copying().to_mark().keep(blocks, wanted);
+            entry.cow().to_mark().keep(blocks, wanted);
             return Ok(());
         }
         Err(Error::NoSpace) => {}
@@ -111,8 +114,8 @@ pub fn prepare_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &Bloc
     }
     let is_inside = |at: &FileBlock| matches!(extents.lookup(*at), Mapped::Extent(extent) if extent.unwritten && extent.startoff < *at);
     let ends = [blocks.start, blocks.end].into_iter().filter(is_inside);
-    let need = Need::new(mount.geometry()).inodes(1).map_changes(2).steps(2);
-    let mut trans = Trans::start(mount, need.reservation().or_no_blocks())?;
+    let need = ReservationBuilder::new(mount.geometry()).inodes(1).map_changes(2).log_count(2);
+    let mut trans = Trans::start(mount, need.build().or_no_blocks())?;
     join_file(&mut trans, entry)?;
     for at in ends {
         bmap::split_map(&mut trans, entry.ino(), at)?;
@@ -121,8 +124,8 @@ pub fn prepare_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &Bloc
     Ok(())
 }
 
-/// The first run without blocks, as far as it lies in `blocks`.
-fn next_hole(mount: &Arc<Mount>, entry: &InodeEntry, blocks: Blocks) -> Result<Option<Blocks>> {
+/// The first hole of a file within `blocks`.
+fn next_hole(mount: &Arc<Mount>, entry: &InodeEntry, blocks: FileBlocks) -> Result<Option<FileBlocks>> {
     let inode = entry.current();
     let extents = mount.extents(&inode, ForkKind::Data)?;
     let mut at = blocks.start;
@@ -137,11 +140,11 @@ fn next_hole(mount: &Arc<Mount>, entry: &InodeEntry, blocks: Blocks) -> Result<O
     Ok(None)
 }
 
-/// Gives every hole of a file in `blocks` unwritten blocks, of those that are `kept` for it.
+/// Allocates unwritten blocks for every hole of a file in `blocks`, from the `kept` ones.
 pub(super) fn fill_holes_with(
     mount: &Arc<Mount>,
     entry: &Arc<InodeEntry>,
-    blocks: Blocks,
+    blocks: FileBlocks,
     kept: &mut u64,
 ) -> Result<()> {
     let mut at = blocks.start;
@@ -151,16 +154,16 @@ pub(super) fn fill_holes_with(
     Ok(())
 }
 
-/// Allocates one extent at the start of a hole, if it is still there; gives where to go on.
-fn fill_hole(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, hole: Blocks) -> Result<FileBlock> {
+/// Allocates one extent at the start of a hole, if that is still there. Returns where to continue.
+fn fill_hole(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, hole: FileBlocks) -> Result<FileBlock> {
     fill_hole_with(mount, entry, hole, None)
 }
 
-/// The same, with all of what is `kept`, if anything is; what it does not take of that is kept still.
+/// The same with all `kept` blocks, if there are any. What it does not use stays in `kept`.
 fn fill_hole_with(
     mount: &Arc<Mount>,
     entry: &Arc<InodeEntry>,
-    hole: Blocks,
+    hole: FileBlocks,
     kept: Option<&mut u64>,
 ) -> Result<FileBlock> {
     let len = (hole.end.0 - hole.start.0).min(EXTENT_BLOCKS_MAX);
@@ -170,7 +173,7 @@ fn fill_hole_with(
         trans.commit()?;
         return Ok(end);
     };
-    let need = need_for_extent(mount, len).reservation();
+    let need = reservation_for_extent(mount, len).build();
     Trans::with_kept(mount, need, kept, |trans| fill_hole_in(mount, trans, entry, hole.start, len))
 }
 
@@ -183,8 +186,8 @@ fn fill_hole_in(
 ) -> Result<FileBlock> {
     join_file(trans, entry)?;
     let ino = entry.ino();
-    let extents = trans.extents(ino, ForkKind::Data)?;
-    // Somebody else may have been faster.
+    let extents = bmap::extents(trans, ino, ForkKind::Data)?;
+    // Another thread may have been faster.
     let Mapped::Hole(_, end) = extents.lookup(start) else { return Ok(start) };
     let len = end.map_or(len, |end| len.min(end.0 - start.0));
     let extent = allocate_extent(mount, trans, entry, start, len)?;
@@ -192,7 +195,7 @@ fn fill_hole_in(
     Ok(extent.end())
 }
 
-/// Takes space for up to `len` blocks of a file, from `start` on, near what lies before them.
+/// Allocates up to `len` blocks for a file at `start`, near the blocks before them.
 fn allocate_extent(
     mount: &Mount,
     trans: &mut Trans<'_>,
@@ -200,32 +203,32 @@ fn allocate_extent(
     start: FileBlock,
     len: u64,
 ) -> Result<Extent> {
-    let extents = trans.extents(entry.ino(), ForkKind::Data)?;
+    let extents = bmap::extents(trans, entry.ino(), ForkKind::Data)?;
     let target = match extents.before(start) {
-        // Right behind what lies before it, as if it had been written in one go.
+        // Right after the blocks before it, as if everything had been written at once.
         Some(before) if !extents.is_empty() => {
             Target::Near(FsBlock(before.startblock.0 + u64::from(before.blockcount)))
         }
-        _ => trans.allocation_target(entry.ino()),
+        _ => bmap::allocation_target(trans, entry.ino()),
     };
     let most = u32::try_from(len.min(EXTENT_BLOCKS_MAX)).unwrap_or(u32::MAX);
     let got = agf::allocate(trans, target, Request::new(1, most, Purpose::Data))?;
     let startblock = got.start(mount.geometry());
-    if let Some(copying) = entry.copying_if_any() {
-        copying.got_free_blocks(startblock, got.run.len.into());
+    if let Some(cow) = entry.cow_if_any() {
+        cow.got_free_blocks(startblock, got.run.len.into());
     }
     Ok(Extent { startoff: start, startblock, blockcount: got.run.len, unwritten: true })
 }
 
-/// Gives holes of a file blocks that hold data from the first moment on: `write` puts it there, before anybody can
-/// see them, whenever it is told of an extent. The file ends at `size` at the earliest; its times stay. Who wants
-/// space in the same group waits for `write`. [`Error::NoSpace`] leaves what was written so far.
+/// Allocates blocks for holes of a file that have data from the start. For each extent, `write` writes the data before
+/// anybody can see them. Afterwards the file is at least `size` long. Its times stay. Others that want space in the
+/// same group wait for `write`. [`Error::NoSpace`] leaves what was written so far.
 ///
-/// All of `blocks` must be holes behind the end of the file; the caller keeps others off them.
+/// All of `blocks` must be holes past the end of the file. The caller keeps others off them.
 pub fn fill_blocks(
     mount: &Arc<Mount>,
     entry: &Arc<InodeEntry>,
-    blocks: Blocks,
+    blocks: FileBlocks,
     size: u64,
     write: &mut dyn FnMut(Extent) -> Result<()>,
 ) -> Result<()> {
@@ -246,41 +249,41 @@ pub fn fill_blocks(
     Ok(())
 }
 
-/// Reserves for an extent of so many blocks, or of as many as there are.
+/// Reserves for an extent of this many blocks, or of as many as there are.
 fn start_with_room(mount: &Arc<Mount>, len: u64) -> Result<Trans<'_>> {
     let mut len = len;
     loop {
-        match Trans::start(mount, need_for_extent(mount, len).reservation()) {
-            // A file that does not fit as a whole is filled up as far as it goes.
+        match Trans::start(mount, reservation_for_extent(mount, len).build()) {
+            // Fill up the volume with as much of the file as fits.
             Err(Error::NoSpace) if len > 1 => len /= 2,
             other => return other,
         }
     }
 }
 
-/// Makes all that is written in `blocks` unwritten, so that it reads as zeroes. [`Error::NoSpace`] comes before
+/// Makes all written extents in `blocks` unwritten, so that they read as zeroes. [`Error::NoSpace`] comes before
 /// anything has changed.
-pub fn blank_blocks(
+pub fn mark_unwritten(
     mount: &Arc<Mount>,
     entry: &Arc<InodeEntry>,
-    blocks: Blocks,
+    blocks: FileBlocks,
     now: Timestamp,
 ) -> Result<()> {
     limits::check_block_change(mount, entry)?;
     limits::check_room_to_cut(mount, entry, &blocks)?;
-    // Others keep what they share with this file, which gets blocks of its own.
-    copies::stage_copies(mount, entry, blocks.clone(), Told::AtOnce)?;
+    // The other owners keep their shared blocks, and this file gets blocks of its own.
+    cow::allocate_cow(mount, entry, blocks.clone(), MapUpdate::AtOnce)?;
     let claim = Unclaims::new(mount, entry, blocks.clone());
     split_ends(mount, entry, &blocks)?;
-    copies::take_claimed(mount, entry, blocks.clone(), true, Told::AtOnce)?;
+    cow::take_claimed(mount, entry, blocks.clone(), true, MapUpdate::AtOnce)?;
     claim.keep();
     let mut todo = Some(blocks);
     while let Some(blocks) = todo {
-        let mut trans = Trans::start(mount, need_to_mark(mount).reservation().or_no_blocks())?;
+        let mut trans = Trans::start(mount, reservation_to_convert(mount).build().or_no_blocks())?;
         join_file(&mut trans, entry)?;
         todo = bmap::mark(&mut trans, entry.ino(), blocks, true, CONVERTED_AT_ONCE)?;
         let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
-        // Or else a kernel frees what of it lies behind the end.
+        // Otherwise a kernel would free what lies past the end.
         core.flags |= InodeFlags::PREALLOC;
         (core.mtime, core.ctime) = (now, now);
         trans.commit()?;
@@ -288,9 +291,9 @@ pub fn blank_blocks(
     Ok(())
 }
 
-/// Cuts extents at both ends of `blocks`, which is all that blanking can need space for.
-fn split_ends(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
-    let mut trans = Trans::start(mount, need_to_mark(mount).reservation())?;
+/// Splits extents at both ends of `blocks`: that is all that blanking can need space for.
+fn split_ends(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &FileBlocks) -> Result<()> {
+    let mut trans = Trans::start(mount, reservation_to_convert(mount).build())?;
     join_file(&mut trans, entry)?;
     mount.check_unmarked(entry, blocks.clone())?;
     bmap::split_map(&mut trans, entry.ino(), blocks.start)?;
@@ -299,44 +302,44 @@ fn split_ends(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> R
     Ok(())
 }
 
-/// Says that all unwritten blocks in `blocks` hold data now, and that the file ends at `size` at the earliest.
-pub fn data_written(
+/// Converts all unwritten blocks in `blocks` to written, and sets the file's size to at least `size`.
+pub fn convert_unwritten(
     mount: &Arc<Mount>,
     entry: &Arc<InodeEntry>,
-    blocks: Blocks,
+    blocks: FileBlocks,
     size: Option<u64>,
     now: Timestamp,
 ) -> Result<()> {
-    let copying = entry.copying_if_any();
-    let reserve = copying.map(|copying| copying.to_mark().take(&blocks));
+    let cow = entry.cow_if_any();
+    let reserve = cow.map(|cow| cow.to_mark().take(&blocks));
     let mut kept = reserve.as_ref().map_or(0, |reserve| reserve.blocks);
-    let told = tell_written(mount, entry, blocks.clone(), (size, ChangedAt::Time(now)), &mut kept);
-    if let Some((copying, reserve)) = copying.zip(reserve) {
-        kept = copying.to_mark().give_back(reserve, kept, &blocks, |_| true);
+    let told = convert_in_parts(mount, entry, blocks.clone(), (size, ChangedAt::Time(now)), &mut kept);
+    if let Some((cow, reserve)) = cow.zip(reserve) {
+        kept = cow.to_mark().give_back(reserve, kept, &blocks, |_| true);
     }
     mount.write_side()?.counters.return_blocks(kept);
     told
 }
 
 /// `kept`: blocks that were reserved for it.
-pub(super) fn tell_written(
+pub(super) fn convert_in_parts(
     mount: &Arc<Mount>,
     entry: &Arc<InodeEntry>,
-    blocks: Blocks,
+    blocks: FileBlocks,
     (size, changed): (Option<u64>, ChangedAt),
     kept: &mut u64,
 ) -> Result<()> {
     let mut todo = Some(blocks);
     loop {
         let now = todo.take();
-        let (left, noted) = Trans::with_kept(mount, need_to_mark(mount).reservation(), kept, |trans| {
+        let (left, noted) = Trans::with_kept(mount, reservation_to_convert(mount).build(), kept, |trans| {
             join_file(trans, entry)?;
             let left = match now {
                 Some(blocks) => bmap::mark(trans, entry.ino(), blocks, false, CONVERTED_AT_ONCE)?,
                 None => None,
             };
             let noted = match left {
-                None => tell_end_of_write(mount, trans, entry, size, changed),
+                None => finish_write(mount, trans, entry, size, changed),
                 Some(_) => None,
             };
             Ok((left, noted))
@@ -351,8 +354,8 @@ pub(super) fn tell_written(
     }
 }
 
-/// Where the file ends at the earliest, and its times, with the last of what a write has to tell.
-fn tell_end_of_write<'e>(
+/// Sets the file's size and times with the last conversion of a write.
+fn finish_write<'e>(
     mount: &Mount,
     trans: &mut Trans<'_>,
     entry: &'e InodeEntry,
@@ -375,21 +378,21 @@ fn tell_end_of_write<'e>(
     noted
 }
 
-/// When the content changed of which something is told.
+/// The time of the content's change.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ChangedAt {
-    /// Then.
+    /// This time.
     Time(Timestamp),
-    /// When the last note says, if the inode does not know of that yet.
+    /// The time that was last noted, if the inode does not have it yet.
     Noted,
 }
 
-/// An extent of so many blocks is allocated and mapped.
-pub(super) fn need_for_extent(volume: &Mount, len: u64) -> Need<'_> {
-    Need::new(volume.geometry()).inodes(1).extents(1).map_changes(1).steps(2).blocks(len)
+/// For allocating and mapping an extent of this many blocks.
+pub(super) fn reservation_for_extent(mount: &Mount, len: u64) -> ReservationBuilder<'_> {
+    ReservationBuilder::new(mount.geometry()).inodes(1).extents(1).map_changes(1).log_count(2).blocks(len)
 }
 
-/// Extents are made unwritten, or said to hold data.
-pub(super) fn need_to_mark(volume: &Mount) -> Need<'_> {
-    Need::new(volume.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).steps(2)
+/// For converting extents to unwritten or written.
+pub(super) fn reservation_to_convert(mount: &Mount) -> ReservationBuilder<'_> {
+    ReservationBuilder::new(mount.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).log_count(2)
 }

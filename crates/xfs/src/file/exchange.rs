@@ -1,20 +1,20 @@
-//! Two files that exchange blocks: all of a range, or nothing, whatever fails.
+//! Exchanging blocks between two files: all of a range or nothing, whatever fails.
 //!
-//! One transaction promises the exchange (XMI), and carries it out in rolled steps, a pair of mappings at a time, with both
-//! inodes locked; a crash amid that leaves the rest in the log, for whoever recovers it.
+//! One transaction logs the exchange intent (XMI) and carries it out in rolled steps, one pair of mappings at a time,
+//! with both inodes locked. After a crash, the rest is in the log for recovery.
 //!
 //! Invariants:
-//! - blocks for all that either map may need are reserved before anything changes, and what the maps' trees give back on
-//!   the way stays with the transaction; so is room in the reverse maps of all groups for the pieces that owners will have:
-//!   it never lacks space half-way;
-//! - if either file has the flag for shared blocks, both have it before any block moves;
-//! - it is in the log for good before anybody can write to either range: such a write goes in place, to what the other file
-//!   would have again behind a crash.
+//! - blocks for everything that either map may need are reserved before anything changes, and what the maps' trees free
+//!   on the way stays with the transaction. Room in the rmap trees of all groups is reserved as well. So the exchange
+//!   never runs out of space half-way;
+//! - if either file has the reflink flag, both have it before any block moves;
+//! - the exchange is permanently in the log before anybody can write to either range. Such a write goes in place, to
+//!   blocks that would belong to the other file again after a crash.
 
-use super::copies;
+use super::cow;
 use super::limits;
 use super::shared::{self, all_runs};
-use super::{Blocks, join_file};
+use super::{FileBlocks, join_file};
 use crate::agf;
 use crate::alloc::{FEW, OwnerClaim};
 use crate::bmap::edit::extent_limit;
@@ -23,7 +23,7 @@ use crate::exchange::{self, new_owner_records};
 use crate::inode::{ForkKind, InodeEntry};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::reservation::{Need, map_levels};
+use crate::trans::reservation::{ReservationBuilder, map_levels};
 use std::sync::Arc;
 use xfs_format::btree::{Bmbt, Tree};
 use xfs_format::features::Incompat;
@@ -36,22 +36,22 @@ use xfs_format::types::FileBlock;
 /// Blocks of two files that are to be exchanged.
 #[derive(Clone, Debug)]
 pub struct ExchangeBlocks<'a> {
-    /// The files, which may be one.
+    /// The files. They may be the same.
     pub files: [&'a Arc<InodeEntry>; 2],
-    /// First block in each.
+    /// The first block in each.
     pub at: [FileBlock; 2],
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Where the files end then, if that changes.
+    /// The new sizes of the files, if they change.
     pub sizes: Option<[u64; 2]>,
-    /// Only what the first file has written there.
+    /// Exchange only what is written in the first file.
     pub only_written: bool,
-    /// The time that it is.
+    /// The time of the change.
     pub now: Timestamp,
 }
 
 impl ExchangeBlocks<'_> {
-    fn range(&self, nth: usize) -> Blocks {
+    fn range(&self, nth: usize) -> FileBlocks {
         let at = self.at[nth];
         at..FileBlock(at.0 + self.blocks)
     }
@@ -60,7 +60,7 @@ impl ExchangeBlocks<'_> {
         self.files[0].ino() == self.files[1].ino()
     }
 
-    /// What the log will promise, of whichever generations the inodes are.
+    /// What will be logged, for inodes of any generation.
     fn promise(&self) -> Exchange {
         let mut flags = ExchangeFlags::empty();
         flags.set(ExchangeFlags::INO1_WRITTEN, self.only_written);
@@ -84,8 +84,8 @@ pub fn check_exchanging(mount: &Mount) -> Result<()> {
     }
 }
 
-/// Has two files exchange blocks; durable when this returns. The caller keeps everybody off both ranges, whole blocks;
-/// where sizes change, off all behind them too, and nothing holds data behind the ends.
+/// Exchanges blocks of two files. The change is durable when this returns. The caller keeps everybody off both ranges,
+/// which are whole blocks. If sizes change, it also keeps them off everything behind, and no data lie past the ends.
 pub fn exchange_blocks(mount: &Arc<Mount>, exchange: &ExchangeBlocks<'_>) -> Result<()> {
     check_exchanging(mount)?;
     let mut files = exchange.files.to_vec();
@@ -98,14 +98,14 @@ pub fn exchange_blocks(mount: &Arc<Mount>, exchange: &ExchangeBlocks<'_>) -> Res
         mount.check_unmarked(entry, exchange.range(nth))?;
         limits::check_room_to_cut(mount, entry, &exchange.range(nth))?;
         shared::know_shared(mount, entry)?;
-        // What was staged for content that goes.
-        copies::give_back_copies(mount, entry, exchange.range(nth))?;
+        // It was staged for content that leaves the file.
+        cow::cancel_cow(mount, entry, exchange.range(nth))?;
     }
-    let need = need_to_exchange(mount, exchange)?;
-    Trans::check_log(mount, need.reservation())?;
-    say_what_is_shared(mount, exchange)?;
+    let need = reservation_to_exchange(mount, exchange)?;
+    Trans::check_log(mount, need.build())?;
+    mark_shared_blocks(mount, exchange)?;
     let room = claim_room_to_exchange(mount, exchange)?;
-    let mut trans = Trans::start(mount, need.reservation())?;
+    let mut trans = Trans::start(mount, need.build())?;
     trans.keep_what_is_freed();
     if let Some(claim) = room {
         trans.hold_claim(claim);
@@ -121,9 +121,9 @@ pub fn exchange_blocks(mount: &Arc<Mount>, exchange: &ExchangeBlocks<'_>) -> Res
     }
     let generations = exchange.files.map(|entry| trans.inode(entry.ino()).core().generation);
     if exchange.blocks > 0 {
-        exchange::exchange_later(&mut trans, Exchange { generations, ..exchange.promise() });
+        exchange::defer_exchange(&mut trans, Exchange { generations, ..exchange.promise() });
     } else {
-        // Kernels take an exchange of no blocks in the log for damage.
+        // Kernels take an exchange of no blocks in the log for corruption.
         for (entry, size) in exchange.files.into_iter().zip(exchange.sizes.into_iter().flatten()) {
             trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().size = size;
         }
@@ -132,10 +132,10 @@ pub fn exchange_blocks(mount: &Arc<Mount>, exchange: &ExchangeBlocks<'_>) -> Res
     mount.write_side()?.journal.force(seq)
 }
 
-/// Has both files know which of the blocks that they exchange others have as well.
-fn say_what_is_shared(mount: &Mount, exchange: &ExchangeBlocks<'_>) -> Result<()> {
-    let share = exchange.files.into_iter().any(|entry| entry.peek().is_reflinked());
-    if !share && !exchange.files.into_iter().any(|entry| entry.copying().knows_any()) {
+/// Tells both files which of the exchanged blocks others have as well.
+fn mark_shared_blocks(mount: &Mount, exchange: &ExchangeBlocks<'_>) -> Result<()> {
+    let share = exchange.files.into_iter().any(|entry| entry.snapshot().is_reflinked());
+    if !share && !exchange.files.into_iter().any(|entry| entry.cow().knows_any()) {
         return Ok(());
     }
     let (mut blocks, mut shared) = (Vec::new(), Vec::new());
@@ -146,12 +146,12 @@ fn say_what_is_shared(mount: &Mount, exchange: &ExchangeBlocks<'_>) -> Result<()
             shared.extend(shared::shared_runs(mount, &extents, exchange.range(nth))?);
         }
     }
-    shared::say_exchanged(exchange.files, &blocks, &shared);
+    shared::mark_exchanged(exchange.files, &blocks, &shared);
     Ok(())
 }
 
-/// Has the groups keep room for the pieces that owners will have in their reverse maps. [`Error::NoSpace`]: there is too
-/// little. The caller keeps others off both ranges.
+/// Claims room in the groups' rmap trees for the additional records. [`Error::NoSpace`] if there is too little. The
+/// caller keeps others off both ranges.
 fn claim_room_to_exchange<'v>(
     mount: &'v Arc<Mount>,
     exchange: &ExchangeBlocks<'_>,
@@ -163,37 +163,40 @@ fn claim_room_to_exchange<'v>(
     let [one, two] = exchange.files.map(|entry| entry.current());
     let lists = [mount.extents(&one, ForkKind::Data)?, mount.extents(&two, ForkKind::Data)?];
     let records = new_owner_records(geometry, [&lists[0], &lists[1]], exchange.promise());
-    // For few there is room anyway: it was asked for.
+    // There is room for a few in any case: that was checked.
     if records.values().all(|&records| records <= FEW) {
         return Ok(None);
     }
-    let mut trans = Trans::start(mount, Need::new(geometry).reservation())?;
+    let mut trans = Trans::start(mount, ReservationBuilder::new(geometry).build())?;
     agf::claim_for_owners(&mut trans, &records).map(Some)
 }
 
-/// What it takes at most. [`Error::TooManyExtents`] if either file could get more than it may have.
-fn need_to_exchange<'v>(mount: &'v Mount, exchange: &ExchangeBlocks<'_>) -> Result<Need<'v>> {
+/// The maximum that it may need. [`Error::TooManyExtents`] if either file could get more extents than it may have.
+fn reservation_to_exchange<'v>(
+    mount: &'v Mount,
+    exchange: &ExchangeBlocks<'_>,
+) -> Result<ReservationBuilder<'v>> {
     let geometry = mount.geometry();
     let mut counts = [0; 2];
     for (count, entry) in counts.iter_mut().zip(exchange.files) {
         *count = mount.extents(&entry.current(), ForkKind::Data)?.len() as u64;
     }
-    // An extent is cut at either end of a range.
+    // An extent is split at either end of a range.
     const CUT: u64 = 4;
     let most = if exchange.is_one_file() { counts[0] } else { counts[0] + counts[1] } + CUT;
     for entry in exchange.files {
-        let large = entry.peek().core().flags2.contains(InodeFlags2::NREXT64);
+        let large = entry.snapshot().core().flags2.contains(InodeFlags2::NREXT64);
         let limit = extent_limit(ForkKind::Data, large);
         if most > limit {
             return Err(Error::TooManyExtents { inode: entry.ino(), limit });
         }
     }
     let blocks = 2 * (tree_blocks(geometry, most) + 2 * map_levels(geometry));
-    let need = Need::new(geometry).inodes(2).maps_at_once(1).exchange_at_once();
-    Ok(need.blocks(blocks).steps(2))
+    let need = ReservationBuilder::new(geometry).inodes(2).maps_at_once(1).exchange_at_once();
+    Ok(need.blocks(blocks).log_count(2))
 }
 
-/// Most blocks of the tree of a map of so many extents, whose blocks are half full.
+/// Maximum number of blocks of a map tree for this many extents, with blocks half full.
 pub(super) fn tree_blocks(geometry: &Geometry, extents: u64) -> u64 {
     let body = geometry.block_size as usize - Bmbt::header_len(geometry.v5);
     let (leaf, inner) = ((Bmbt::max_records(body) / 2).max(1), (Bmbt::max_children(body) / 2).max(2));

@@ -1,12 +1,12 @@
-//! What a change in many transactions may be refused for, asked before the first of them.
+//! Limits of changes that take several transactions, checked before the first of them.
 //!
 //! Invariants:
-//! - a transaction that follows others of the same change does not find that the log is too small for it, nor that the
-//!   file has too many extents: both were looked at, for the largest of them, while nothing had changed;
-//! - of the extents that a file may have, [`SPARE`] are for changes that are on their way: whoever would begin one finds
-//!   them spoken for. Several at once, of different parts of a file, thus do not take them from each other.
+//! - a later transaction of a change never finds that the log is too small or that the file has too many extents: both
+//!   were checked for the largest of them before anything changed;
+//! - [`SPARE`] of the extents that a file may have are for changes in progress; a new change finds them taken. So
+//!   several changes of different parts of a file do not take them from each other.
 
-use super::{Blocks, allocate, remove, shift};
+use super::{FileBlocks, allocate, remove, shift};
 use crate::alloc::Owners;
 use crate::bmap::edit::extent_limit;
 use crate::error::{Error, Result};
@@ -18,36 +18,36 @@ use std::sync::atomic::Ordering;
 use xfs_format::inode::InodeFlags2;
 use xfs_format::types::{AgNumber, FsBlock};
 
-/// Extents that a change makes at most more than there were: it cuts one at each of its ends.
+/// Maximum number of extents that a change adds: it splits one at each of its ends.
 const MORE: u64 = 2;
-/// Changes of one file that may be on their way at a time.
+/// Changes of one file that may be in progress at a time.
 #[cfg(not(test))]
 const AT_ONCE: u64 = 4096;
 #[cfg(test)]
 const AT_ONCE: u64 = 2;
-/// Records of the reverse map that come of cutting extents at both ends of a range.
+/// Rmap records that result from splitting extents at both ends of a range.
 const ENDS: u64 = 2;
-/// Extents that are left to changes on their way.
+/// Extents that are left to changes in progress.
 pub(super) const SPARE: u64 = AT_ONCE * MORE;
 
-/// Fails with what would end a change of a file's blocks half-way: [`Error::LogTooSmall`],
-/// [`Error::TooManyExtents`]. Whoever does several things to them asks before the first.
+/// Fails with any error that would end a change of a file's blocks half-way: [`Error::LogTooSmall`],
+/// [`Error::TooManyExtents`]. An operation that changes them several times calls this first.
 pub fn check_block_change(mount: &Arc<Mount>, entry: &InodeEntry) -> Result<()> {
     check_log_for_blocks(mount)?;
     check_extents_left(mount, entry)
 }
 
-/// [`Error::NoSpace`] if what tells of owners may not have room for one more of a block: who shares blocks takes none, but
-/// their owners are written down.
+/// [`Error::NoSpace`] if the rmap or refcount tree may not have room for one more owner of a block. Sharing takes no
+/// blocks, but owners are recorded.
 pub(super) fn check_room_to_share(mount: &Mount, start: FsBlock) -> Result<()> {
     let Some((ag, _)) = mount.geometry().split_block(start) else { return Ok(()) };
     let has_room = mount.write_side()?.space.has_room_to_share(mount.bufs(), mount.geometry(), ag)?;
     if has_room { Ok(()) } else { Err(Error::NoSpace) }
 }
 
-/// [`Error::NoSpace`] if the reverse map may not have room for it that what a file has in `blocks` is cut into more
-/// pieces: of what is shared no block becomes free with that, and so the map may need more than is kept for it.
-pub(super) fn check_room_to_cut(mount: &Arc<Mount>, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
+/// [`Error::NoSpace`] if the rmap tree may not have room for splitting what a file has in `blocks` into more pieces.
+/// For shared blocks the split frees no block, so the tree may need more than is kept for it.
+pub(super) fn check_room_to_cut(mount: &Arc<Mount>, entry: &InodeEntry, blocks: &FileBlocks) -> Result<()> {
     let geometry = mount.geometry();
     if !geometry.rmapbt || !geometry.reflink {
         return Ok(());
@@ -64,34 +64,38 @@ pub(super) fn check_room_to_cut(mount: &Arc<Mount>, entry: &InodeEntry, blocks: 
     Ok(())
 }
 
-/// [`Error::NoSpace`] if the reverse map of this group may not have room for what `owners` says.
+/// [`Error::NoSpace`] if the rmap tree of this group may not have room for what `owners` says.
 pub(super) fn check_room_in(mount: &Mount, ag: AgNumber, owners: Owners) -> Result<()> {
     let space = &mount.write_side()?.space;
     let has_room = space.has_room_for_owners(mount.bufs(), mount.geometry(), ag, owners)?;
     if has_room { Ok(()) } else { Err(Error::NoSpace) }
 }
 
-/// [`Error::LogTooSmall`] if it is for any of the transactions that change a file's blocks.
+/// [`Error::LogTooSmall`] if the log is too small for any of the transactions that change a file's blocks.
 pub(crate) fn check_log_for_blocks(mount: &Arc<Mount>) -> Result<()> {
     let suffices = &mount.write_side()?.log_suffices;
-    // The log's size never changes, and what is needed with the volume's alone.
+    // The log's size never changes, and the requirement changes only with the volume's size.
     let size = mount.geometry().data_blocks();
     if suffices.load(Ordering::Relaxed) == size {
         return Ok(());
     }
-    for need in [remove::need_to_remove(mount), allocate::need_to_mark(mount), shift::need_to_shift(mount)] {
-        Trans::check_log(mount, need.reservation())?;
+    for need in [
+        remove::reservation_to_unmap(mount),
+        allocate::reservation_to_convert(mount),
+        shift::reservation_to_shift(mount),
+    ] {
+        Trans::check_log(mount, need.build())?;
     }
     suffices.store(size, Ordering::Relaxed);
     Ok(())
 }
 
-/// [`Error::TooManyExtents`] if a file may have no more of them.
+/// [`Error::TooManyExtents`] if a file may have no more extents.
 pub(crate) fn check_extents_left(mount: &Arc<Mount>, entry: &InodeEntry) -> Result<()> {
     check_extents_left_for(mount, entry, 0)
 }
 
-/// The same, if it has so many more already.
+/// The same if it gets `more` extents.
 pub(super) fn check_extents_left_for(mount: &Arc<Mount>, entry: &InodeEntry, more: u64) -> Result<()> {
     let inode = entry.current();
     let count = mount.extents(&inode, ForkKind::Data)?.len();

@@ -1,23 +1,23 @@
 //! The blocks of a regular file: allocation, conversion, removal, moving.
 //!
-//! Everything here is in whole blocks and changes metadata alone; who writes bytes (`fileio`) keeps others off them
-//! by its range lock. A call on many extents is many transactions, each of which leaves a sound file: what a crash in
-//! between leaves is the work half done, never half an extent: a file of which a part has moved, as it does in a kernel.
-//! What would be refused is refused before the first of them (`limits`).
+//! Everything here is in whole blocks and changes only metadata; `fileio` keeps others off the bytes by its range lock.
+//! A call on many extents takes many transactions, each of which leaves a sound file. A crash in between leaves the
+//! work partly done, but never half an extent. For a move this means that a part of the file has moved, as in a kernel.
+//! Refusals come before the first transaction (`limits`).
 //!
 //! Invariants:
-//! - new blocks are unwritten until somebody says that they hold data: no reader sees what lay there before;
-//! - blocks that others have as well are neither written nor made unwritten: who gives them up counts an owner less. Of a
-//!   file without the flag for shared blocks none may be shared, which is asked of all of them before anything changes;
-//! - blocks behind the end of the file are unwritten or not there, but for the rest of the last block; and but for what a
-//!   crash left there, or another program, which goes before the end does.
+//! - new blocks are unwritten until they are converted, so no reader sees their old content;
+//! - shared blocks are neither written nor made unwritten; giving them up decrements their refcount. A file without the
+//!   reflink flag must have no shared blocks, which is checked for all of them before anything changes;
+//! - blocks past the end of the file are unwritten or do not exist, except for the rest of the last block, and for what
+//!   a crash or another program left there. That is freed before the end of the file moves.
 
 mod allocate;
-mod clone;
-mod copies;
-mod delayed;
+mod cow;
+mod delalloc;
 mod exchange;
 mod limits;
+mod reflink;
 mod remove;
 mod resize;
 mod shared;
@@ -25,19 +25,18 @@ mod shift;
 mod times;
 
 pub use allocate::{
-    Given, allocate_blocks, blank_blocks, data_written, fill_blocks, prepare_blocks, take_back,
+    AllocatedRuns, allocate_blocks, convert_unwritten, fill_blocks, mark_unwritten, prepare_blocks, take_back,
 };
-pub use clone::{Share, ShareEnd, check_sharing, share_blocks};
-pub(crate) use copies::{
-    check_room_with_copies, give_back_all_copies, give_back_copies, give_back_unused_copies, staged_copy,
-    unclaim_copies,
+pub use cow::{allocate_cow, end_cow};
+pub(crate) use cow::{
+    cancel_all_cow, cancel_cow, cancel_cow_claims, cancel_unused_cow, check_room_with_copies, staged_copy,
 };
-pub use copies::{stage_copies, take_copies};
-pub use delayed::{allocate_promised, data_written_back, promise_blocks, withdraw_blocks};
-pub(crate) use delayed::{end_promises, give_up_promised, owe_blocks};
+pub(crate) use delalloc::{abandon_delalloc, end_delalloc, owe_blocks};
+pub use delalloc::{cancel_delalloc, convert_delalloc, convert_written_back, reserve_delalloc};
 pub use exchange::{ExchangeBlocks, check_exchanging, exchange_blocks};
 pub use limits::check_block_change;
-pub(crate) use remove::{free_all, free_speculated};
+pub use reflink::{Reflink, ReflinkEnd, check_sharing, reflink_blocks};
+pub(crate) use remove::{free_all, free_eof_blocks};
 pub use remove::{free_data_behind_end, has_data_behind_end, remove_blocks, truncate_blocks};
 pub use resize::{set_size, space_set_aside};
 pub(crate) use shared::known_run;
@@ -52,21 +51,21 @@ use std::sync::Arc;
 use xfs_format::types::FileBlock;
 
 /// A run of a file's blocks.
-pub type Blocks = Range<FileBlock>;
+pub type FileBlocks = Range<FileBlock>;
 
-/// In how many parts the map is told of what a write has claimed.
+/// In how many parts a write's claims are converted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum MapUpdate {
     /// All at once.
     AtOnce,
-    /// In any parts, in any order: as it is written back.
+    /// In any parts and any order, by write-back.
     InParts,
 }
 
-impl Told {
-    /// Blocks that the map may need for that, beyond what it needs if it is told at once: each part may leave a record more,
-    /// and leaves that were split are half full, with 16 records at the least.
-    fn more_blocks(self, claim: &Blocks) -> u64 {
+impl MapUpdate {
+    /// Blocks that the map may need for this in addition to what a conversion at once needs. Each part may leave one
+    /// more record, and leaves that were split are half full, with at least 16 records.
+    fn more_blocks(self, claim: &FileBlocks) -> u64 {
         match (self, claim.end.0 - claim.start.0) {
             (Self::AtOnce, _) | (Self::InParts, 0 | 1) => 0,
             (Self::InParts, blocks) => blocks.div_ceil(8),
@@ -74,12 +73,12 @@ impl Told {
     }
 }
 
-/// No file has blocks from here on.
+/// The end of the block numbers of a file.
 const BLOCKS_END: FileBlock = FileBlock(1 << xfs_format::bmbt::STARTOFF_BITS);
 
-/// Locks and joins a regular file that exists.
+/// Locks and joins a regular file that must exist.
 fn join_file(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>) -> Result<()> {
-    trans.join_inode(Arc::clone(entry), entry.lock())?;
+    trans.join_inode(Arc::clone(entry), entry.ilock())?;
     let inode = trans.inode(entry.ino());
     if inode.is_free() {
         return Err(Error::NoSuchInode(entry.ino()));
@@ -90,10 +89,10 @@ fn join_file(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>) -> Result<()> {
     Ok(())
 }
 
-/// Joins an inode that is being freed in this life of it. Between two transactions, who closes the volume may have done
-/// the rest, and if the volume was not closed in the end, the inode may be another file by now.
+/// Joins an inode whose file of this life is being freed. Between two transactions, closing the volume may have done
+/// the rest. If the close failed, the inode may belong to another file by now.
 pub(crate) fn join_ending(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>, life: Life) -> Result<()> {
-    trans.join_inode(Arc::clone(entry), entry.lock())?;
+    trans.join_inode(Arc::clone(entry), entry.ilock())?;
     if trans.inode(entry.ino()).life() != life {
         return Err(Error::Shutdown(ShutdownReason::Closed));
     }

@@ -1,6 +1,6 @@
-//! The end of a file.
+//! The size of a file.
 //!
-//! Who moves it forward has seen to it that nothing shows that lay behind it
+//! Whoever increases it must first ensure that no old data behind the end become visible
 //! ([`free_data_behind_end`](super::free_data_behind_end)).
 
 use super::join_file;
@@ -8,15 +8,15 @@ use crate::error::Result;
 use crate::inode::InodeEntry;
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::reservation::Need;
+use crate::trans::reservation::ReservationBuilder;
 use std::sync::Arc;
 use xfs_format::inode::{InodeCore, InodeFlags};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 
-/// Sets the end of a file, and nothing else: blocks stay as they are.
+/// Sets a file's size and nothing else: its blocks stay.
 pub fn set_size(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, size: u64, now: Timestamp) -> Result<()> {
-    let mut trans = Trans::start(mount, Need::new(mount.geometry()).inodes(1).reservation())?;
+    let mut trans = Trans::start(mount, ReservationBuilder::new(mount.geometry()).inodes(1).build())?;
     join_file(&mut trans, entry)?;
     let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
     core.size = size;
@@ -25,7 +25,7 @@ pub fn set_size(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, size: u64, now: Tim
     Ok(())
 }
 
-/// Remembers that space was set aside for a file on purpose, and lets it end at `size` at the earliest.
+/// Notes that space was preallocated explicitly for a file, and makes it at least `size` long.
 pub fn space_set_aside(
     mount: &Arc<Mount>,
     entry: &Arc<InodeEntry>,
@@ -34,10 +34,10 @@ pub fn space_set_aside(
 ) -> Result<()> {
     let grows = |core: &InodeCore| size.filter(|&size| size > core.size);
     let is_done = |core: &InodeCore| core.flags.contains(InodeFlags::PREALLOC) && grows(core).is_none();
-    if is_done(entry.peek().core()) {
+    if is_done(entry.snapshot().core()) {
         return Ok(());
     }
-    let mut trans = Trans::start(mount, Need::new(mount.geometry()).inodes(1).reservation())?;
+    let mut trans = Trans::start(mount, ReservationBuilder::new(mount.geometry()).inodes(1).build())?;
     join_file(&mut trans, entry)?;
     let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
     core.flags |= InodeFlags::PREALLOC;

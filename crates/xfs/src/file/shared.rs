@@ -1,6 +1,6 @@
-//! Which of a file's blocks others have as well, and who has to know it.
+//! Knowing which blocks of a file are shared, and keeping this up to date.
 
-use super::{BLOCKS_END, Blocks};
+use super::{BLOCKS_END, FileBlocks};
 use crate::error::Result;
 use crate::ifork::ExtentList;
 use crate::inode::{BlockSet, ForkKind, InodeEntry};
@@ -10,19 +10,22 @@ use std::sync::Arc;
 use xfs_format::types::{FileBlock, FsBlock};
 
 /// A run of blocks of the volume.
-pub(super) type Run = (FsBlock, u64);
+pub(super) type FsBlockRun = (FsBlock, u64);
 
-/// Where what is written of a map's `blocks` lies, run by run. What never held data is nobody else's.
-pub(super) fn written_runs(extents: &ExtentList, blocks: Blocks) -> impl Iterator<Item = Run> + '_ {
+/// Where the written blocks of a map's `blocks` lie, run by run. Unwritten blocks are never shared.
+pub(super) fn written_runs(
+    extents: &ExtentList,
+    blocks: FileBlocks,
+) -> impl Iterator<Item = FsBlockRun> + '_ {
     runs(extents, blocks, false)
 }
 
-/// Where a map's `blocks` lie, run by run, data or not.
-pub(super) fn all_runs(extents: &ExtentList, blocks: Blocks) -> impl Iterator<Item = Run> + '_ {
+/// Where a map's `blocks` lie, run by run, written or not.
+pub(super) fn all_runs(extents: &ExtentList, blocks: FileBlocks) -> impl Iterator<Item = FsBlockRun> + '_ {
     runs(extents, blocks, true)
 }
 
-fn runs(extents: &ExtentList, blocks: Blocks, unwritten: bool) -> impl Iterator<Item = Run> + '_ {
+fn runs(extents: &ExtentList, blocks: FileBlocks, unwritten: bool) -> impl Iterator<Item = FsBlockRun> + '_ {
     let mut at = blocks.start;
     let next = move || {
         let extent = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end)?;
@@ -36,8 +39,12 @@ fn runs(extents: &ExtentList, blocks: Blocks, unwritten: bool) -> impl Iterator<
     })
 }
 
-/// Those of a map's `blocks` that others have as well. Whoever asks keeps them from being shared once more.
-pub(super) fn shared_runs(mount: &Mount, extents: &ExtentList, blocks: Blocks) -> Result<Vec<Run>> {
+/// Those of a map's `blocks` that others have as well. The caller keeps them from being shared again.
+pub(super) fn shared_runs(
+    mount: &Mount,
+    extents: &ExtentList,
+    blocks: FileBlocks,
+) -> Result<Vec<FsBlockRun>> {
     let mut runs = Vec::new();
     for (start, count) in written_runs(extents, blocks) {
         let mut at = 0;
@@ -53,24 +60,25 @@ pub(super) fn shared_runs(mount: &Mount, extents: &ExtentList, blocks: Blocks) -
     Ok(runs)
 }
 
-/// Finds out which blocks of a file are shared, unless that is known, and what of `start` and so many blocks from it on.
+/// Finds out which blocks of a file are shared, unless that is known. Returns what is known of the `blocks` blocks from
+/// `start` on.
 pub(crate) fn known_run(mount: &Mount, entry: &InodeEntry, start: FsBlock, blocks: u64) -> Result<SharedRun> {
     know_shared(mount, entry)?;
-    Ok(entry.copying().run(start, blocks).unwrap_or(SharedRun { blocks, shared: true }))
+    Ok(entry.cow().run(start, blocks).unwrap_or(SharedRun { blocks, shared: true }))
 }
 
 /// Finds out which blocks of a file are shared, unless that is known.
 pub(crate) fn know_shared(mount: &Mount, entry: &InodeEntry) -> Result<()> {
-    let copying = entry.copying();
-    if copying.is_known() {
+    let cow = entry.cow();
+    if cow.is_known() {
         return Ok(());
     }
-    let fork = copying.fork();
-    if copying.is_known() {
+    let fork = cow.fork();
+    if cow.is_known() {
         return Ok(());
     }
-    // Nobody is in the middle of a change whose counts are still owed.
-    let _still = entry.share();
+    // So nobody is in the middle of a change whose refcounts are still to be updated.
+    let _still = entry.ilock_shared();
     let inode = entry.current();
     let mut shared = BlockSet::default();
     if inode.is_reflinked() {
@@ -78,31 +86,31 @@ pub(crate) fn know_shared(mount: &Mount, entry: &InodeEntry) -> Result<()> {
         let runs = shared_runs(mount, &extents, FileBlock(0)..BLOCKS_END)?;
         runs.into_iter().for_each(|(start, blocks)| shared.add(start, blocks));
     }
-    copying.know(shared, &fork);
+    cow.know(shared, &fork);
     Ok(())
 }
 
-/// Says of both files, which are to exchange blocks, which of them others have as well; the rest is known as their own.
-pub(super) fn say_exchanged(files: [&Arc<InodeEntry>; 2], blocks: &[Run], shared: &[Run]) {
+/// Tells both files, before they exchange blocks, which of these others have as well. The rest is known as their own.
+pub(super) fn mark_exchanged(files: [&Arc<InodeEntry>; 2], blocks: &[FsBlockRun], shared: &[FsBlockRun]) {
     for entry in files {
-        let copying = entry.copying();
-        copying.change(&copying.fork(), |known| {
+        let cow = entry.cow();
+        cow.change(&cow.fork(), |known| {
             blocks.iter().for_each(|&(start, count)| known.remove(start, count));
             shared.iter().for_each(|&(start, count)| known.add(start, count));
         });
-        // Looks from before are void.
+        // Earlier lookups are void.
         entry.sharing_changed();
     }
 }
 
-/// Says of both files that blocks are shared, before they are.
-pub(super) fn say_shared(files: [&Arc<InodeEntry>; 2], runs: &[Run]) {
+/// Tells both files that blocks are shared, before they are.
+pub(super) fn mark_shared(files: [&Arc<InodeEntry>; 2], runs: &[FsBlockRun]) {
     for entry in files {
-        let copying = entry.copying();
-        copying.change(&copying.fork(), |shared| {
+        let cow = entry.cow();
+        cow.change(&cow.fork(), |shared| {
             runs.iter().for_each(|&(start, blocks)| shared.add(start, blocks));
         });
-        // Looks from before are void.
+        // Earlier lookups are void.
         entry.sharing_changed();
     }
 }

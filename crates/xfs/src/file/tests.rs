@@ -1,9 +1,9 @@
-//! Changes of a file's blocks that are refused: while nothing has changed, or not at all.
+//! Refused changes of a file's blocks: nothing may have changed.
 
 use super::allocate;
-use super::clone;
-use super::copies;
-use super::delayed;
+use super::cow;
+use super::delalloc;
+use super::reflink;
 use super::remove;
 use super::resize;
 use super::shift;
@@ -22,7 +22,7 @@ use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{InodeNumber, Uuid};
 
 const BYTES: u64 = 48 << 20;
-const NOW: Timestamp = Timestamp { secs: 1, nanos: 0 };
+const NOW: Timestamp = Timestamp { seconds: 1, nanoseconds: 0 };
 const BLOCK: u64 = 4096;
 
 fn device(block_size: u64) -> Arc<dyn BlockDevice> {
@@ -33,16 +33,16 @@ fn device(block_size: u64) -> Arc<dyn BlockDevice> {
     device
 }
 
-fn blocks(range: Range<u64>) -> Blocks {
+fn blocks(range: Range<u64>) -> FileBlocks {
     FileBlock(range.start)..FileBlock(range.end)
 }
 
-struct Site {
+struct Fixture {
     volume: Arc<Volume>,
     map: crate::iomap::FileMap,
 }
 
-impl Site {
+impl Fixture {
     fn new(device: Arc<dyn BlockDevice>) -> Self {
         let volume = Self::volume(device);
         let root = volume.handle(volume.geometry().root).unwrap();
@@ -76,7 +76,7 @@ impl Site {
         self.volume.extents(&self.entry().current(), ForkKind::Data).unwrap().iter().collect()
     }
 
-    /// Three extents that never held data, not to be made one: 0..8, 10..12, 16..24.
+    /// Three unwritten extents that cannot be merged: 0..8, 10..12, 16..24.
     fn three_runs(&self) {
         for range in [0..8, 10..12, 16..24] {
             self.allocate(range);
@@ -84,95 +84,101 @@ impl Site {
         resize::set_size(&self.volume, self.entry(), 24 * BLOCK, NOW).unwrap();
     }
 
-    /// What the file is, to be compared.
+    /// The state of the file, for comparison.
     fn state(&self) -> (Vec<Extent>, u64) {
-        (self.extents(), self.entry().peek().size())
+        (self.extents(), self.entry().snapshot().size())
     }
 }
 
-/// Data were in their place, two of three extents were said to hold them, and the third could not be cut.
+/// Regression: the data were written, two of three extents were converted, and the third could not be split.
 #[test]
 fn a_write_is_refused_before_the_data_if_the_file_would_have_too_many_extents() {
-    let site = Site::new(device(BLOCK));
-    site.three_runs();
-    // A hole more is filled, and two extents are cut.
+    let imap = Fixture::new(device(BLOCK));
+    imap.three_runs();
+    // One more hole is filled, and two extents are split.
     few::LIMIT.set(Some(5));
-    let before = site.state();
+    let before = imap.state();
     let range = 4 * BLOCK..20 * BLOCK;
-    let allocated = site.map.allocate(range.clone());
-    let written = allocated.and_then(|()| site.map.written(range, Some(40 * BLOCK)));
+    let allocated = imap.map.allocate(range.clone());
+    let written = allocated.and_then(|()| imap.map.written(range, Some(40 * BLOCK)));
     assert!(matches!(written, Err(Error::TooManyExtents { .. })), "{written:?}");
-    assert_eq!(site.state(), before);
-    // Where the limit is far enough away, all of it is done.
+    assert_eq!(imap.state(), before);
+    // With a limit that is far enough away, everything is done.
     few::LIMIT.set(Some(16));
-    site.map.allocate(4 * BLOCK..20 * BLOCK).unwrap();
-    site.map.written(4 * BLOCK..20 * BLOCK, None).unwrap();
+    imap.map.allocate(4 * BLOCK..20 * BLOCK).unwrap();
+    imap.map.written(4 * BLOCK..20 * BLOCK, None).unwrap();
     few::LIMIT.set(None);
 }
 
-/// Whoever was let in before the file was full ends what they began.
+/// Whoever was let in before the file was full can finish.
 #[test]
 fn writes_at_once_do_not_take_extents_from_each_other() {
-    let site = Site::new(device(BLOCK));
-    site.three_runs();
+    let imap = Fixture::new(device(BLOCK));
+    imap.three_runs();
     few::LIMIT.set(Some(3 + limits::SPARE));
     let (one, other) = (2 * BLOCK..3 * BLOCK, 20 * BLOCK..21 * BLOCK);
-    site.map.allocate(one.clone()).unwrap();
-    site.map.allocate(other.clone()).unwrap();
-    site.map.written(one, None).unwrap();
-    site.map.written(other, None).unwrap();
-    assert_eq!(site.extents().len(), 7);
-    assert!(matches!(site.map.allocate(5 * BLOCK..6 * BLOCK), Err(Error::TooManyExtents { .. })));
+    imap.map.allocate(one.clone()).unwrap();
+    imap.map.allocate(other.clone()).unwrap();
+    imap.map.written(one, None).unwrap();
+    imap.map.written(other, None).unwrap();
+    assert_eq!(imap.extents().len(), 7);
+    assert!(matches!(imap.map.allocate(5 * BLOCK..6 * BLOCK), Err(Error::TooManyExtents { .. })));
     few::LIMIT.set(None);
 }
 
-/// Two shared blocks that lie apart are claimed at once and taken one after the other: what the map may need for the second
+/// Two separate shared blocks are claimed at once and taken one after the other. What the map may need for the second
 /// stays reserved, whoever wants space meanwhile.
 #[test]
 fn what_a_claim_keeps_for_the_map_stays_until_all_of_it_is_taken() {
-    let site = Site::new(device(BLOCK));
+    let imap = Fixture::new(device(BLOCK));
     for at in [1, 0] {
-        site.map.allocate(at * BLOCK..(at + 1) * BLOCK).unwrap();
-        site.map.written(at * BLOCK..(at + 1) * BLOCK, Some(2 * BLOCK)).unwrap();
+        imap.map.allocate(at * BLOCK..(at + 1) * BLOCK).unwrap();
+        imap.map.written(at * BLOCK..(at + 1) * BLOCK, Some(2 * BLOCK)).unwrap();
     }
-    let (volume, entry) = (&site.volume, site.entry());
-    let share =
-        Share { from: entry, blocks: blocks(0..2), to: entry, at: FileBlock(2), size: 4 * BLOCK, end: None };
-    clone::share_blocks(volume, &share).unwrap();
+    let (volume, entry) = (&imap.volume, imap.entry());
+    let share = Reflink {
+        from: entry,
+        blocks: blocks(0..2),
+        to: entry,
+        at: FileBlock(2),
+        size: 4 * BLOCK,
+        end: None,
+    };
+    reflink::reflink_blocks(volume, &share).unwrap();
     let counters = &volume.write_side().unwrap().counters;
     let reserved = || counters.free_blocks() - counters.available_blocks();
     let set_aside = reserved();
-    copies::stage_copies(volume, entry, blocks(0..2), Told::AtOnce).unwrap();
-    copies::take_copies(volume, entry, blocks(0..1), Told::AtOnce).unwrap();
-    assert!(entry.copying().kept().keeps(&blocks(1..2)), "the rest of the claim has nothing");
+    cow::allocate_cow(volume, entry, blocks(0..2), MapUpdate::AtOnce).unwrap();
+    cow::end_cow(volume, entry, blocks(0..1), MapUpdate::AtOnce).unwrap();
+    assert!(entry.cow().kept().keeps(&blocks(1..2)), "the rest of the claim has nothing");
     let before = counters.available_blocks();
-    copies::stage_copies(volume, entry, blocks(1..2), Told::AtOnce).unwrap();
+    cow::allocate_cow(volume, entry, blocks(1..2), MapUpdate::AtOnce).unwrap();
     assert_eq!(counters.available_blocks(), before, "it was claimed before");
-    copies::take_copies(volume, entry, blocks(1..2), Told::AtOnce).unwrap();
-    assert!(!entry.copying().kept().keeps(&blocks(0..4)));
+    cow::end_cow(volume, entry, blocks(1..2), MapUpdate::AtOnce).unwrap();
+    assert!(!entry.cow().kept().keeps(&blocks(0..4)));
     assert!(counters.available_blocks() > before, "nothing comes back");
     assert_eq!(reserved(), set_aside, "something is reserved still");
 }
 
-/// Each copy looked at all that was staged behind it, so that the copies of a large clone took time by the square of their
-/// number.
+/// Regression: each copy looked at everything that was staged behind it, so the copies of a large clone took quadratic
+/// time.
 #[test]
 fn a_copy_costs_the_same_however_much_is_staged_behind_it() {
     const BLOCKS: u64 = 1024;
-    let site = Site::new(device(BLOCK));
-    site.map.allocate(0..BLOCKS * BLOCK).unwrap();
-    site.map.written(0..BLOCKS * BLOCK, Some(BLOCKS * BLOCK)).unwrap();
-    let (volume, entry) = (&site.volume, site.entry());
+    let imap = Fixture::new(device(BLOCK));
+    imap.map.allocate(0..BLOCKS * BLOCK).unwrap();
+    imap.map.written(0..BLOCKS * BLOCK, Some(BLOCKS * BLOCK)).unwrap();
+    let (volume, entry) = (&imap.volume, imap.entry());
     let (whole, at, size) = (blocks(0..BLOCKS), FileBlock(BLOCKS), 2 * BLOCKS * BLOCK);
-    let share = Share { from: entry, blocks: whole, to: entry, at, size, end: None };
-    clone::share_blocks(volume, &share).unwrap();
+    let share = Reflink { from: entry, blocks: whole, to: entry, at, size, end: None };
+    reflink::reflink_blocks(volume, &share).unwrap();
     let copy = |block: u64| {
         let before = looks::COUNT.get();
-        copies::stage_copies(volume, entry, blocks(block..block + 1), Told::AtOnce).unwrap();
-        copies::take_copies(volume, entry, blocks(block..block + 1), Told::AtOnce).unwrap();
+        cow::allocate_cow(volume, entry, blocks(block..block + 1), MapUpdate::AtOnce).unwrap();
+        cow::end_cow(volume, entry, blocks(block..block + 1), MapUpdate::AtOnce).unwrap();
         looks::COUNT.get() - before
     };
-    // What is staged is in 512 pieces then.
+    // Then the staged space is in 512 pieces.
     for block in (0..BLOCKS).step_by(2) {
         copy(block);
     }
@@ -180,26 +186,26 @@ fn a_copy_costs_the_same_however_much_is_staged_behind_it() {
     assert!(first <= 2 * last, "{first} looks with all of it behind, {last} with nothing");
 }
 
-/// What collapses or inserts a range is refused whole.
+/// Collapsing or inserting a range is refused as a whole.
 #[test]
 fn ranges_are_neither_cut_out_nor_put_in_if_there_were_too_many_extents() {
-    let site = Site::new(device(BLOCK));
-    site.three_runs();
+    let imap = Fixture::new(device(BLOCK));
+    imap.three_runs();
     few::LIMIT.set(Some(3));
-    let before = site.state();
-    let (volume, entry) = (&site.volume, site.entry());
+    let before = imap.state();
+    let (volume, entry) = (&imap.volume, imap.entry());
     for done in [
         shift::collapse_blocks(volume, entry, blocks(2..3), 23 * BLOCK, NOW),
         shift::insert_blocks(volume, entry, blocks(2..3), 25 * BLOCK, NOW),
-        allocate::blank_blocks(volume, entry, blocks(2..3), NOW),
+        allocate::mark_unwritten(volume, entry, blocks(2..3), NOW),
     ] {
         assert!(matches!(done, Err(Error::TooManyExtents { .. })), "{done:?}");
-        assert_eq!(site.state(), before);
+        assert_eq!(imap.state(), before);
     }
     few::LIMIT.set(None);
 }
 
-/// The same volume with a log of so many blocks.
+/// The same volume with a log of this many blocks.
 fn with_log_of(device: &dyn BlockDevice, log_blocks: u32) -> Arc<dyn BlockDevice> {
     const LOG_BLOCKS: usize = 96;
     const CRC: usize = 224;
@@ -212,28 +218,28 @@ fn with_log_of(device: &dyn BlockDevice, log_blocks: u32) -> Arc<dyn BlockDevice
     copy
 }
 
-/// Parts of a change need more of the log than others do: with a log between the two, the first part was done. Logs that
-/// are too small for everything, and for nothing, are asked as well.
+/// Regression: parts of a change need more of the log than others. With a log between the two sizes, the first part was
+/// done. Logs too small for everything, and large enough for everything, are tested as well.
 #[test]
 fn a_log_that_is_too_small_is_noticed_while_nothing_has_changed() {
-    // Changes take as much more as there is in a block.
+    // Changes take more log space the larger a block is.
     const BLOCK: u64 = 16384;
     let made = device(BLOCK);
     let ino = {
-        let site = Site::new(Arc::clone(&made));
-        site.three_runs();
-        site.volume.close().unwrap();
-        site.entry().ino()
+        let imap = Fixture::new(Arc::clone(&made));
+        imap.three_runs();
+        imap.volume.close().unwrap();
+        imap.entry().ino()
     };
     let (mut refused, mut done) = (0, 0);
     for log_blocks in (34..420).step_by(6) {
-        let site = Site::again(with_log_of(&*made, log_blocks), ino);
-        let before = site.state();
-        let (volume, entry) = (&site.volume, site.entry());
+        let imap = Fixture::again(with_log_of(&*made, log_blocks), ino);
+        let before = imap.state();
+        let (volume, entry) = (&imap.volume, imap.entry());
         let range = 4 * BLOCK..20 * BLOCK;
         let changes: [&dyn Fn() -> Result<()>; 4] = [
-            &|| site.map.allocate(range.clone()).and_then(|()| site.map.written(range.clone(), None)),
-            &|| allocate::blank_blocks(volume, entry, blocks(0..24), NOW),
+            &|| imap.map.allocate(range.clone()).and_then(|()| imap.map.written(range.clone(), None)),
+            &|| allocate::mark_unwritten(volume, entry, blocks(0..24), NOW),
             &|| shift::collapse_blocks(volume, entry, blocks(2..4), 22 * BLOCK, NOW),
             &|| shift::insert_blocks(volume, entry, blocks(2..4), 24 * BLOCK, NOW),
         ];
@@ -241,7 +247,7 @@ fn a_log_that_is_too_small_is_noticed_while_nothing_has_changed() {
             match change() {
                 Ok(()) => done += 1,
                 Err(Error::LogTooSmall { .. }) => {
-                    assert_eq!(site.state(), before, "a log of {log_blocks} blocks");
+                    assert_eq!(imap.state(), before, "a log of {log_blocks} blocks");
                     refused += 1;
                 }
                 Err(error) => panic!("a log of {log_blocks} blocks: {error}"),
@@ -255,114 +261,116 @@ fn free(volume: &Arc<Volume>) -> u64 {
     volume.write_side().unwrap().counters.free_blocks()
 }
 
-/// A file whose blocks lie apart, so that what is free between them does too, and so many blocks are free at the end.
-fn comb(site: &Site, left: u64) {
-    let counters = &site.volume.write_side().unwrap().counters;
+/// A file of separate blocks, so that the free space between them is in pieces as well. `left` blocks are free at the
+/// end.
+fn comb(imap: &Fixture, left: u64) {
+    let counters = &imap.volume.write_side().unwrap().counters;
     let all = counters.available_blocks() - 40;
-    let _given = allocate::allocate_blocks(&site.volume, site.entry(), blocks(0..all)).unwrap();
+    let _given = allocate::allocate_blocks(&imap.volume, imap.entry(), blocks(0..all)).unwrap();
     for at in (1..left * 2).step_by(2) {
-        remove::remove_blocks(&site.volume, site.entry(), blocks(at..at + 1), NOW).unwrap();
+        remove::remove_blocks(&imap.volume, imap.entry(), blocks(at..at + 1), NOW).unwrap();
     }
 }
 
-/// What is promised is kept, whatever the order, also where each block lies alone and each becomes an extent of its own.
+/// Promises are kept, in whatever order, even if each block is separate and becomes an extent of its own.
 #[test]
 fn promised_blocks_get_their_place_on_a_full_volume_in_pieces() {
     for step in [1, 2, 7] {
-        let filler = Site::new(device(BLOCK));
+        let filler = Fixture::new(device(BLOCK));
         comb(&filler, 2500);
         let (volume, root) = (&filler.volume, filler.volume.handle(filler.volume.geometry().root).unwrap());
         let file = namespace::create(volume, &root, b"late", &NewInode::for_tests(0o100_644, NOW)).unwrap();
-        let site = Site { volume: Arc::clone(volume), map: iomap::open_file(volume, &file).unwrap() };
+        let imap = Fixture { volume: Arc::clone(volume), map: iomap::open_file(volume, &file).unwrap() };
         let before = free(volume);
         let mut promised = Vec::new();
         let mut random = fastrand::Rng::with_seed(step);
         loop {
-            let at = promised.last().map_or(0, |last: &Blocks| last.end.0 + (random.u64(..step) / 2) * 3);
+            let at = promised.last().map_or(0, |last: &FileBlocks| last.end.0 + (random.u64(..step) / 2) * 3);
             let run = blocks(at..at + 1 + random.u64(..step));
-            match delayed::promise_blocks(volume, site.entry(), run.clone()) {
+            match delalloc::reserve_delalloc(volume, imap.entry(), run.clone()) {
                 Ok(()) => promised.push(run),
                 Err(Error::NoSpace) => break,
                 Err(error) => panic!("{error}"),
             }
         }
         let count: u64 = promised.iter().map(|run| run.end.0 - run.start.0).sum();
-        assert_eq!(site.entry().delayed_blocks(), count);
+        assert_eq!(imap.entry().delalloc_blocks(), count);
         assert!(count > 800, "{count} blocks of {before} were promised");
         random.shuffle(&mut promised);
         for run in &promised {
-            let allocated = delayed::allocate_promised(volume, site.entry(), run.clone());
+            let allocated = delalloc::convert_delalloc(volume, imap.entry(), run.clone());
             allocated.unwrap_or_else(|error| panic!("{run:?}: {error}"));
             if random.bool() {
-                delayed::data_written_back(volume, site.entry(), run.clone(), Some(run.end.0 * BLOCK))
+                delalloc::convert_written_back(volume, imap.entry(), run.clone(), Some(run.end.0 * BLOCK))
                     .unwrap();
             }
         }
         for run in &promised {
-            delayed::data_written_back(volume, site.entry(), run.clone(), Some(run.end.0 * BLOCK)).unwrap();
+            delalloc::convert_written_back(volume, imap.entry(), run.clone(), Some(run.end.0 * BLOCK))
+                .unwrap();
         }
-        let extents = site.extents();
+        let extents = imap.extents();
         let given: u64 = extents.iter().map(|extent| u64::from(extent.blockcount)).sum();
-        assert_eq!((site.entry().delayed_blocks(), given), (0, count));
+        assert_eq!((imap.entry().delalloc_blocks(), given), (0, count));
         assert!(extents.iter().all(|extent| !extent.unwritten));
-        let map = site.entry().peek().core().nblocks - count;
+        let map = imap.entry().snapshot().core().nblocks - count;
         assert_eq!(free(volume), before - count - map, "nothing is kept, {map} blocks for the map");
     }
 }
 
-/// A refusal leaves nothing promised, and what is withdrawn is anybody's again.
+/// A refusal leaves nothing promised, and withdrawn promises are free again.
 #[test]
 fn promises_that_are_withdrawn_cost_nothing() {
-    let site = Site::new(device(BLOCK));
-    let before = free(&site.volume);
-    let all = site.volume.write_side().unwrap().counters.available_blocks();
+    let imap = Fixture::new(device(BLOCK));
+    let before = free(&imap.volume);
+    let all = imap.volume.write_side().unwrap().counters.available_blocks();
     assert!(matches!(
-        delayed::promise_blocks(&site.volume, site.entry(), blocks(0..all)),
+        delalloc::reserve_delalloc(&imap.volume, imap.entry(), blocks(0..all)),
         Err(Error::NoSpace)
     ));
-    assert_eq!((free(&site.volume), site.entry().delayed_blocks()), (before, 0));
-    delayed::promise_blocks(&site.volume, site.entry(), blocks(0..100)).unwrap();
-    delayed::promise_blocks(&site.volume, site.entry(), blocks(300..400)).unwrap();
-    assert!(free(&site.volume) < before - 200);
-    delayed::withdraw_blocks(&site.volume, site.entry(), 100);
-    delayed::allocate_promised(&site.volume, site.entry(), blocks(300..400)).unwrap();
-    site.map.give_up(300 * BLOCK..400 * BLOCK);
-    assert_eq!(free(&site.volume), before - 100, "what was reserved to tell of data is back");
+    assert_eq!((free(&imap.volume), imap.entry().delalloc_blocks()), (before, 0));
+    delalloc::reserve_delalloc(&imap.volume, imap.entry(), blocks(0..100)).unwrap();
+    delalloc::reserve_delalloc(&imap.volume, imap.entry(), blocks(300..400)).unwrap();
+    assert!(free(&imap.volume) < before - 200);
+    delalloc::cancel_delalloc(&imap.volume, imap.entry(), 100);
+    delalloc::convert_delalloc(&imap.volume, imap.entry(), blocks(300..400)).unwrap();
+    imap.map.give_up(300 * BLOCK..400 * BLOCK);
+    assert_eq!(free(&imap.volume), before - 100, "what was reserved to tell of data is back");
     few::LIMIT.set(Some(2));
-    let refused = delayed::promise_blocks(&site.volume, site.entry(), blocks(500..501));
+    let refused = delalloc::reserve_delalloc(&imap.volume, imap.entry(), blocks(500..501));
     assert!(matches!(refused, Err(Error::TooManyExtents { .. })), "{refused:?}");
     few::LIMIT.set(None);
-    assert_eq!(free(&site.volume), before - 100);
+    assert_eq!(free(&imap.volume), before - 100);
 }
 
-/// An inode and the buffer that it is to be written with kept each other for ever where nobody closed the volume, or where
-/// recovery failed on the way.
+/// Regression: an inode and the buffer that it is to be written with kept each other alive for ever if nobody closed
+/// the volume, or if recovery failed.
 #[test]
 fn a_volume_that_is_dropped_lets_go_of_what_was_changed() {
     for synced in [false, true] {
-        let site = Site::new(device(BLOCK));
-        site.three_runs();
+        let imap = Fixture::new(device(BLOCK));
+        imap.three_runs();
         if synced {
-            site.volume.sync().unwrap();
+            imap.volume.sync().unwrap();
         }
-        let (entry, volume) = (Arc::downgrade(site.entry()), Arc::downgrade(&site.volume));
-        drop(site);
+        let (entry, volume) = (Arc::downgrade(imap.entry()), Arc::downgrade(&imap.volume));
+        drop(imap);
         assert_eq!((entry.strong_count(), volume.strong_count()), (0, 0), "synced: {synced}");
     }
 }
 
-/// Times of data that are written back late are those of the write.
+/// Data that are written back late have the times of the write.
 #[test]
 fn times_of_what_is_written_back_are_those_of_the_write() {
-    let site = Site::new(device(BLOCK));
-    let core = || site.entry().peek().core().clone();
+    let imap = Fixture::new(device(BLOCK));
+    let core = || imap.entry().snapshot().core().clone();
     let before = core();
-    delayed::promise_blocks(&site.volume, site.entry(), blocks(0..4)).unwrap();
-    delayed::allocate_promised(&site.volume, site.entry(), blocks(0..4)).unwrap();
-    delayed::data_written_back(&site.volume, site.entry(), blocks(0..2), Some(2 * BLOCK)).unwrap();
+    delalloc::reserve_delalloc(&imap.volume, imap.entry(), blocks(0..4)).unwrap();
+    delalloc::convert_delalloc(&imap.volume, imap.entry(), blocks(0..4)).unwrap();
+    delalloc::convert_written_back(&imap.volume, imap.entry(), blocks(0..2), Some(2 * BLOCK)).unwrap();
     assert_eq!((core().mtime, core().ctime, core().size), (before.mtime, before.ctime, 2 * BLOCK));
-    site.map.overwritten();
-    delayed::data_written_back(&site.volume, site.entry(), blocks(2..4), Some(4 * BLOCK)).unwrap();
+    imap.map.overwritten();
+    delalloc::convert_written_back(&imap.volume, imap.entry(), blocks(2..4), Some(4 * BLOCK)).unwrap();
     assert!(core().mtime > before.mtime && core().size == 4 * BLOCK);
-    assert!(site.entry().pending_times(&site.entry().peek()).is_none(), "the inode knows");
+    assert!(imap.entry().pending_times(&imap.entry().snapshot()).is_none(), "the inode knows");
 }

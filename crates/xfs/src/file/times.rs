@@ -1,26 +1,27 @@
-//! Times of overwrites, which no transaction told the inode.
+//! Times of overwrites that are not logged yet.
 
 use super::join_file;
 use crate::error::{Error, Result};
 use crate::inode::{InodeEntry, after_overwrite};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::reservation::Need;
+use crate::trans::reservation::ReservationBuilder;
 use std::sync::Arc;
 
-/// Tells an inode when its content was last written over in place, unless it knows: the clock that says when ticks some
-/// hundred times a second, and who syncs each write more often than that has nothing to tell.
+/// Logs the time at which a file's content was last overwritten in place, unless the inode has it. The clock for it
+/// ticks some hundred times per second, so a program that syncs each write more often than that usually has nothing to
+/// log.
 pub fn log_times(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
-    let inode = entry.peek();
+    let inode = entry.snapshot();
     let Some(noted) = entry.overwritten().get(inode.life()) else { return Ok(()) };
     let known = (inode.mtime(), inode.ctime());
-    // It stays noted: whoever tells the inode an earlier time meanwhile has to tell it this one afterwards.
+    // It stays noted: if an earlier time is logged meanwhile, this one must be logged afterwards.
     if after_overwrite(known, mount.still_time().unwrap_or(noted)) == known {
         return Ok(());
     }
-    let mut trans = Trans::start(mount, Need::new(mount.geometry()).inodes(1).reservation())?;
+    let mut trans = Trans::start(mount, ReservationBuilder::new(mount.geometry()).inodes(1).build())?;
     join_file(&mut trans, entry)?;
-    // Not before: while this waits to begin, who closes the volume tells what nobody has taken.
+    // Not earlier: while this waits to begin, closing the volume logs times that nobody has taken.
     let life = trans.inode(entry.ino()).life();
     let Some(taken) = entry.overwritten().take(life) else { return Ok(()) };
     let time = mount.still_time().unwrap_or(taken.time());
@@ -31,17 +32,15 @@ pub fn log_times(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
     Ok(())
 }
 
-/// Logs what only memory knows: when files that are still open were written over. One that cannot be told is left out,
-/// and the first error given when all others are told.
+/// Logs times that are only in memory: those of overwrites of open files. A failure skips the file; the first error is
+/// returned at the end.
 pub fn log_all_times(mount: &Arc<Mount>) -> Result<()> {
     let mut all = Ok(());
-    let is_pending = |entry: &Arc<InodeEntry>| {
-        let inode = entry.peek();
-        inode.nlink() > 0 && entry.overwritten().get(inode.life()).is_some()
-    };
-    for entry in mount.inodes_in_memory(is_pending) {
+    // Of all inodes in memory, only few have one.
+    let noted = mount.inodes_in_memory(|entry| entry.overwritten().is_noted());
+    for entry in noted.into_iter().filter(|entry| entry.snapshot().nlink() > 0) {
         match log_times(mount, &entry) {
-            // Gone meanwhile.
+            // It is gone by now.
             Ok(()) | Err(Error::NoSuchInode(_) | Error::WrongType { .. }) => {}
             Err(error) => all = all.and(Err(error)),
         }

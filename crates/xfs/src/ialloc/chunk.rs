@@ -1,15 +1,15 @@
-//! Making chunks of inodes, whole or in pieces, and giving them back; inodes within them.
+//! Making and freeing chunks of inodes, whole or sparse, and taking inodes from them.
 //!
-//! Invariants: the inode tree has every chunk; the tree of free inodes has those of them that have a free inode, and
-//! says the same of them; the AGI counts inodes that have a place and those of them that are free.
+//! Invariants: the inode tree has every chunk. The free inode tree has those with a free inode, with the same records.
+//! The AGI counts allocated inodes and the free ones among them.
 
 use super::create;
 use super::locked::LockedInodes;
 use super::trees;
 use crate::agf::LockedSpace;
-use crate::alloc::{Place, Purpose, Request, Run};
+use crate::alloc::{AgExtent, AgTarget, Purpose, Request};
 use crate::error::{Error, Result};
-use crate::imap::InodeShape;
+use crate::imap::InodeGeometry;
 use crate::rmap::RmapOwner;
 use xfs_format::ag::NULL_AG_INODE;
 use xfs_format::btree::{Finobt, Inobt};
@@ -17,11 +17,11 @@ use xfs_format::error::FormatError;
 use xfs_format::records::{INODES_PER_CHUNK, InodeChunk};
 use xfs_format::types::{AgBlock, AgInode};
 
-/// Blocks that the group must keep for the trees that a new chunk changes.
+/// Blocks that the group must have left for the trees that a new chunk changes.
 const MIN_LEFT: u32 = 3;
 
-/// Makes a chunk, or a piece of one. `false`: the group has no room for it; nothing has changed then.
-pub fn make(inodes: &mut LockedInodes<'_, '_>, shape: &InodeShape, generation: u32) -> Result<bool> {
+/// Makes a chunk or a part of one. Returns `false`, with nothing changed, if the group has no room for it.
+pub fn make(inodes: &mut LockedInodes<'_, '_>, shape: &InodeGeometry, generation: u32) -> Result<bool> {
     let (agi, geometry, ag) = (inodes.agi()?, inodes.geometry(), inodes.ag());
     let (newest, root) = (agi.newino.get(), AgBlock(agi.root.get()));
     let whole = Request {
@@ -30,16 +30,16 @@ pub fn make(inodes: &mut LockedInodes<'_, '_>, shape: &InodeShape, generation: u
         last: shape.last_start(geometry, ag),
         ..Request::new(shape.blocks, shape.blocks, Purpose::Metadata).owned_by(RmapOwner::INODES)
     };
-    // Behind the chunk that was made last, so that inodes made together lie together.
+    // After the chunk that was made last, so that inodes made together lie together.
     let mut got = None;
     if newest != NULL_AG_INODE {
         let behind = shape.block_of(AgInode(newest)).0.checked_add(shape.blocks);
         if let Some(behind) = behind {
-            got = allocate(inodes, Place::Exact(AgBlock(behind)), whole)?;
+            got = allocate(inodes, AgTarget::Exact(AgBlock(behind)), whole)?;
         }
     }
     if got.is_none() {
-        got = allocate(inodes, Place::Near(root), whole)?;
+        got = allocate(inodes, AgTarget::Near(root), whole)?;
     }
     if let Some(run) = got {
         create::fill(inodes.trans_mut(), ag, run.start, run.len, generation)?;
@@ -57,24 +57,28 @@ pub fn make(inodes: &mut LockedInodes<'_, '_>, shape: &InodeShape, generation: u
         last: shape.last_start(geometry, ag).saturating_add(shape.blocks - piece),
         ..Request::new(piece, piece, Purpose::Metadata).owned_by(RmapOwner::INODES)
     };
-    let Some(run) = allocate(inodes, Place::Near(root), request)? else { return Ok(false) };
+    let Some(run) = allocate(inodes, AgTarget::Near(root), request)? else { return Ok(false) };
     create::fill(inodes.trans_mut(), ag, run.start, run.len, generation)?;
     add_piece(inodes, shape, run)?;
     Ok(true)
 }
 
-fn allocate(inodes: &mut LockedInodes<'_, '_>, place: Place, request: Request) -> Result<Option<Run>> {
+fn allocate(
+    inodes: &mut LockedInodes<'_, '_>,
+    place: AgTarget,
+    request: Request,
+) -> Result<Option<AgExtent>> {
     let ag = inodes.ag();
     let trans = inodes.trans_mut();
     if trans.blocks_left() < u64::from(request.min) {
         return Err(Error::NoSpace);
     }
-    let space = &trans.volume().write_side()?.space;
+    let space = &trans.mount().write_side()?.space;
     space.allocate_in(&mut LockedSpace::new(trans), ag, place, request)
 }
 
-/// Adds the piece of a chunk that lies in `run`, to the other piece if that is there already.
-fn add_piece(inodes: &mut LockedInodes<'_, '_>, shape: &InodeShape, run: Run) -> Result<()> {
+/// Adds the part of a chunk that lies in `run`, merging it with the other part if that exists.
+fn add_piece(inodes: &mut LockedInodes<'_, '_>, shape: &InodeGeometry, run: AgExtent) -> Result<()> {
     let first = shape.first_inode(run.start).0;
     let start = AgInode(first - first % INODES_PER_CHUNK);
     let count = shape.inodes_in(run.len);
@@ -98,7 +102,7 @@ fn add_piece(inodes: &mut LockedInodes<'_, '_>, shape: &InodeShape, run: Run) ->
     count_inodes(inodes, start, count)
 }
 
-/// Adds a chunk of which `count` inodes have a place, all free.
+/// Adds a chunk with `count` allocated inodes, all free.
 fn add(inodes: &mut LockedInodes<'_, '_>, chunk: InodeChunk, count: u32) -> Result<()> {
     trees::insert::<Inobt>(inodes, &chunk)?;
     if inodes.geometry().finobt {
@@ -140,14 +144,18 @@ pub fn take(inodes: &mut LockedInodes<'_, '_>, chunk: InodeChunk) -> Result<AgIn
     Ok(AgInode(chunk.start.0 + index))
 }
 
-/// Frees an inode. Gives the runs of blocks that hold no inode any more, as all inodes of the chunk are free: they are
-/// not inodes' any more, and the caller frees them.
-pub fn free(inodes: &mut LockedInodes<'_, '_>, shape: &InodeShape, inode: AgInode) -> Result<Vec<Run>> {
+/// Frees an inode. If all inodes of the chunk are free now, the chunk is removed, and its runs of blocks are returned
+/// for the caller to free.
+pub fn free(
+    inodes: &mut LockedInodes<'_, '_>,
+    shape: &InodeGeometry,
+    inode: AgInode,
+) -> Result<Vec<AgExtent>> {
     let old = trees::at_or_before::<Inobt>(inodes, inode)?.filter(|chunk| chunk.in_use(inode));
     let old = old.ok_or_else(|| corrupt("inobt block", "inode to be freed", inode.0))?;
     let new = InodeChunk { free: old.free | 1 << (inode.0 - old.start.0), ..old };
     let finobt = inodes.geometry().finobt;
-    // A block that holds several chunks stays: there is no telling here whether the others are free.
+    // A block with several chunks is kept: it is not known here whether the others are free.
     let gone = new.free == u64::MAX && shape.inodes == INODES_PER_CHUNK;
     let (mut places, mut free) = (0, 1);
     if gone {
@@ -176,14 +184,14 @@ pub fn free(inodes: &mut LockedInodes<'_, '_>, shape: &InodeShape, inode: AgInod
     Ok(if gone { blocks_of(shape, &old) } else { Vec::new() })
 }
 
-/// The blocks of a chunk that are not holes, as runs.
-fn blocks_of(shape: &InodeShape, chunk: &InodeChunk) -> Vec<Run> {
+/// The blocks of a chunk without its holes, as runs.
+fn blocks_of(shape: &InodeGeometry, chunk: &InodeChunk) -> Vec<AgExtent> {
     let first = shape.block_of(chunk.start).0;
-    let mut runs: Vec<Run> = (0..shape.blocks)
+    let mut runs: Vec<AgExtent> = (0..shape.blocks)
         .filter(|nth| chunk.holes >> shape.inodes_in(*nth) & 1 == 0)
-        .map(|nth| Run::new(first + nth, 1))
+        .map(|nth| AgExtent::new(first + nth, 1))
         .collect();
-    Run::normalize(&mut runs);
+    AgExtent::normalize(&mut runs);
     runs
 }
 
@@ -206,13 +214,13 @@ mod tests {
     fn blocks_of_sparse_chunks() {
         let mut shape = geometry(true, 12, 0);
         (shape.inode_align, shape.sparse_inode_align) = (8, 4);
-        let inodes = InodeShape::new(&shape);
+        let inodes = InodeGeometry::new(&shape);
         let chunk = |holes| InodeChunk { start: AgInode(640), holes, free: u64::MAX };
-        assert_eq!(blocks_of(&inodes, &chunk(0)), [Run::new(80, 8)]);
-        assert_eq!(blocks_of(&inodes, &chunk(u64::from(u32::MAX))), [Run::new(84, 4)]);
+        assert_eq!(blocks_of(&inodes, &chunk(0)), [AgExtent::new(80, 8)]);
+        assert_eq!(blocks_of(&inodes, &chunk(u64::from(u32::MAX))), [AgExtent::new(84, 4)]);
         assert_eq!(bits(32, 32), 0xffff_ffff_0000_0000);
-        // Pieces may be as small as four inodes.
+        // Parts may be as small as four inodes.
         let holes = !(bits(0, 16) | bits(32, 16));
-        assert_eq!(blocks_of(&inodes, &chunk(holes)), [Run::new(80, 2), Run::new(84, 2)]);
+        assert_eq!(blocks_of(&inodes, &chunk(holes)), [AgExtent::new(80, 2), AgExtent::new(84, 2)]);
     }
 }

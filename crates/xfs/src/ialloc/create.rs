@@ -1,12 +1,12 @@
-//! New inodes on disk: the blocks of a chunk, filled with free inodes.
+//! New inodes on disk: filling the blocks of a chunk with free inodes.
 //!
-//! The log says only that the chunk was made; whoever replays it fills the blocks in the same way. The blocks are
-//! written before the log forgets this.
+//! The log only says that the chunk was made; recovery fills the blocks in the same way. The blocks are written before
+//! the log forgets this.
 
-use crate::buf::{MetaBuf, Piece};
+use crate::buf::{BufMap, MetaBuf, new_zeroes};
 use crate::error::Result;
 use crate::imap::CLUSTER;
-use crate::log::{ItemState, Landing, LogItem, LogVector, Push, VecSize};
+use crate::log::{AfterCommit, ItemState, LogItem, LogVector, Push, VecSize};
 use crate::trans::Trans;
 use fileio::testing::point;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use xfs_format::log::InodeCreate;
 use xfs_format::types::{AgBlock, AgInode, AgNumber, InodeNumber, Lsn};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// The log item of a chunk that was made. It waits in the AIL until all its clusters are written.
+/// The inode create item of a chunk. It stays in the AIL until all clusters of the chunk are written.
 #[derive(Debug)]
-struct ChunkMade {
+struct IcreateItem {
     clusters: Vec<Arc<MetaBuf>>,
     state: ItemState,
 }
 
-impl LogItem for ChunkMade {
+impl LogItem for IcreateItem {
     fn state(&self) -> &ItemState {
         &self.state
     }
@@ -34,8 +34,8 @@ impl LogItem for ChunkMade {
 
     fn unpin(&self) {}
 
-    fn landed(&self, _lsn: Lsn) -> Landing {
-        Landing::Ail
+    fn committed(&self, _lsn: Lsn) -> AfterCommit {
+        AfterCommit::Ail
     }
 
     fn push(self: Arc<Self>) -> Push {
@@ -43,20 +43,20 @@ impl LogItem for ChunkMade {
             return cluster.write_back();
         }
         point("a chunk is asked what is left of it");
-        // A cluster that was freed is as good as written once the log says so, not before. In this order: who frees one
-        // pins it before it stops being unwritten.
+        // A freed cluster counts as written only once the freeing is in the log. This order matters: whoever frees a
+        // cluster pins it before it stops being unwritten.
         let is_waiting = |cluster: &Arc<MetaBuf>| cluster.is_stale_and_pinned();
         if self.clusters.iter().any(is_waiting) { Push::Pinned } else { Push::Gone }
     }
 }
 
 /// The clusters that cover `blocks` blocks at `block`.
-pub(crate) fn clusters(geometry: &Geometry, ag: AgNumber, block: AgBlock, blocks: u32) -> Vec<Piece> {
+pub(crate) fn clusters(geometry: &Geometry, ag: AgNumber, block: AgBlock, blocks: u32) -> Vec<BufMap> {
     let len = u64::from(geometry.inodes_per_cluster()) * u64::from(geometry.inode_size);
     let step = u32::try_from(len >> geometry.block_log).unwrap_or(1).max(1);
     (block.0..block.0.saturating_add(blocks))
         .step_by(step as usize)
-        .map(|first| Piece { daddr: geometry.daddr_of(ag, AgBlock(first)), len })
+        .map(|first| BufMap { daddr: geometry.daddr_of(ag, AgBlock(first)), len })
         .collect()
 }
 
@@ -65,13 +65,15 @@ pub fn fill(trans: &mut Trans<'_>, ag: AgNumber, block: AgBlock, blocks: u32, ge
     let geometry = trans.geometry();
     let mut first = AgInode(block.0 << geometry.inodes_per_block_log);
     let mut made = Vec::new();
-    for piece in clusters(geometry, ag, block, blocks) {
-        let index = trans.buf_new(&[piece], &CLUSTER)?;
-        let bytes = trans.bytes_mut(index, 0..0);
-        for inode in bytes.chunks_exact_mut(geometry.inode_size.into()) {
+    for map in clusters(geometry, ag, block, blocks) {
+        let mut bytes = new_zeroes(map.len as usize);
+        // Nobody else has them.
+        let inodes = Arc::get_mut(&mut bytes).unwrap_or_default();
+        for inode in inodes.chunks_exact_mut(geometry.inode_size.into()) {
             encode_free(inode, geometry.join_inode(ag, first), generation, geometry);
             first.0 += 1;
         }
+        let index = trans.buf_get_with(&[map], &CLUSTER, bytes)?;
         trans.leave_unlogged(index);
         made.push(trans.handle(index));
     }
@@ -79,7 +81,7 @@ pub fn fill(trans: &mut Trans<'_>, ag: AgNumber, block: AgBlock, blocks: u32, ge
     let item = InodeCreate::new((ag, block), blocks, count, geometry.inode_size, generation);
     let mut vector = LogVector::begin(None, VecSize::default().region(InodeCreate::BYTES));
     vector.region(item.as_bytes());
-    trans.log_item(Arc::new(ChunkMade { clusters: made, state: ItemState::default() }), vector);
+    trans.log_item(Arc::new(IcreateItem { clusters: made, state: ItemState::default() }), vector);
     Ok(())
 }
 
@@ -119,25 +121,26 @@ mod tests {
         assert!(InodeCore::parse(&inode, InodeNumber(78), &shape).is_err());
     }
 
-    /// A cluster was freed between the two questions that the pusher asks, and the making of the chunk left the AIL though
-    /// neither it nor the freeing was in the log.
+    /// Regression: a cluster was freed between the push thread's two checks, and the inode create item left the AIL
+    /// although neither it nor the freeing was in the log.
     #[cfg(not(shuttle))]
     #[test]
     fn a_chunk_stays_until_the_log_says_that_it_is_freed() {
-        use crate::buf::{Change, ChunkMap};
+        use crate::buf::{BufChange, ChunkMap};
         let chunk = || {
-            let piece = Piece { daddr: DiskAddr(32), len: 16384 };
+            let map = BufMap { daddr: DiskAddr(32), len: 16384 };
             let bytes: Arc<[u8]> = Arc::from(vec![0; 16384]);
-            let cluster = Arc::new(MetaBuf::new(&[piece], Arc::clone(&bytes), &CLUSTER, &Arc::default()));
+            let cluster = Arc::new(MetaBuf::new(&[map], Arc::clone(&bytes), &CLUSTER, &Arc::default()));
             let (dirty, verifier) = (&ChunkMap::default(), &CLUSTER);
             let (fresh, unlogged, inodes) = (true, true, false);
-            cluster.publish(Change::Bytes { bytes, dirty, verifier, fresh, unlogged, inodes });
+            let change = BufChange::Bytes { bytes, dirty, verifier, fresh, unlogged, inodes };
+            cluster.publish(change, &mut cluster.lock());
             let clusters = vec![Arc::clone(&cluster)];
-            (Arc::new(ChunkMade { clusters, state: ItemState::default() }), cluster)
+            (Arc::new(IcreateItem { clusters, state: ItemState::default() }), cluster)
         };
         let free = |cluster: &MetaBuf| {
             cluster.pin();
-            cluster.publish(Change::Stale);
+            cluster.publish(BufChange::Invalidate, &mut cluster.lock());
         };
         let (made, cluster) = chunk();
         assert!(matches!(Arc::clone(&made).push(), Push::Write(_)));
@@ -155,9 +158,9 @@ mod tests {
         let mut shape = geometry(true, 10, 0);
         shape.inode_align = 32;
         let pieces = clusters(&shape, AgNumber(0), AgBlock(64), 32);
-        let expected = [(128, 16384), (160, 16384)].map(|(at, len)| Piece { daddr: DiskAddr(at), len });
+        let expected = [(128, 16384), (160, 16384)].map(|(at, len)| BufMap { daddr: DiskAddr(at), len });
         assert_eq!(pieces, expected);
-        // A block that is larger than a cluster is one.
+        // A block that is larger than a cluster counts as one.
         assert_eq!(clusters(&geometry(true, 16, 0), AgNumber(0), AgBlock(3), 1).len(), 1);
     }
 }

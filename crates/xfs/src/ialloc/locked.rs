@@ -1,6 +1,6 @@
-//! The inodes of one group, whose AGI a transaction has locked.
+//! The inodes of one group whose AGI a transaction has locked.
 //!
-//! The AGI is locked before the AGF of the same group, and never a lower group's header by waiting.
+//! The AGI is locked before the AGF of the same group. A lower group's header is never waited for.
 
 use crate::error::{Error, Result};
 use crate::trans::{BufIndex, Trans};
@@ -8,7 +8,8 @@ use std::mem::{offset_of, size_of};
 use xfs_format::ag::{AGI, AgHeader, Agi};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
-use xfs_format::types::AgNumber;
+use xfs_format::types::{AgNumber, DiskAddr};
+use xfs_format::verify::Verifier;
 use zerocopy::FromBytes;
 
 /// The inodes of a group, in a transaction.
@@ -55,25 +56,30 @@ impl<'t, 'v> LockedInodes<'t, 'v> {
         Agi::view(self.trans.bytes(self.agi)).map_err(|problem| self.damaged(problem))
     }
 
-    /// The AGI, to change counts and roots.
+    /// The AGI, for changing counts and roots.
     pub fn agi_mut(&mut self) -> Result<&mut Agi> {
-        // What lies between, the lists of unlinked inodes, is logged by those who change it.
+        // The unlinked lists lie in between. Whoever changes those logs them.
         self.trans.bytes_mut(self.agi, offset_of!(Agi, free_root)..size_of::<Agi>());
         self.agi_part(0..offset_of!(Agi, unlinked))
     }
 
-    /// The AGI, to change a list of unlinked inodes.
+    /// The AGI, for changing an unlinked list.
     pub fn bucket_mut(&mut self, bucket: usize) -> Result<&mut Agi> {
         let at = offset_of!(Agi, unlinked) + bucket * 4;
         self.agi_part(at..at + 4)
     }
 
-    /// Gives back the AGI's lock if nothing of it was changed.
-    pub fn unlock_clean(self) {
-        self.trans.let_go(self.agi);
+    /// Locks a block of one of the group's inode trees.
+    pub fn hold_block(&mut self, daddr: DiskAddr, verifier: &'static Verifier) -> Result<()> {
+        self.trans.hold_block(self.agi, daddr, verifier)
     }
 
-    /// Damage in the AGI.
+    /// Releases the AGI's lock if it was not changed.
+    pub fn unlock_clean(self) {
+        self.trans.release_buf(self.agi);
+    }
+
+    /// Corruption in the AGI.
     pub fn damaged(&self, problem: FormatError) -> Error {
         Error::corrupt_block(AgHeader::Agi.daddr(self.geometry, self.ag), None, problem)
     }

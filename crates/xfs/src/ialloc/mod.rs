@@ -1,6 +1,6 @@
-//! Making and freeing inodes: chunks, the trees that list them, and the lists of inodes that have no name.
+//! Making and freeing inodes: chunks, the inode trees, and the unlinked lists.
 //!
-//! All of it happens in a transaction that has the group's AGI (`locked`).
+//! All of it happens in a transaction that has the group's AGI locked (`locked`).
 
 mod chunk;
 mod create;

@@ -1,8 +1,8 @@
 //! Choosing an inode: the group, and the chunk in it.
 //!
-//! Files go to their directory's group, near its inode, so that what is used together lies together. Directories go
-//! to one group after the other, so that what is used by different people lies apart. A group that has neither a free
-//! inode nor room for a chunk is passed over.
+//! Files go to their directory's group, near its inode, so that what is used together lies together. Directories go to
+//! one group after the other, so that unrelated trees lie apart. A group with neither a free inode nor room for a chunk
+//! is skipped.
 
 use super::chunk;
 use super::locked::LockedInodes;
@@ -18,20 +18,26 @@ use xfs_format::btree::{Finobt, Inobt};
 use xfs_format::records::InodeChunk;
 use xfs_format::types::{AgInode, AgNumber, InodeNumber};
 
-/// Chunks that are looked at to each side of the parent's where there is no tree of free inodes.
+/// Chunks that are checked on each side of the parent's if there is no free inode tree.
 const STEPS_ASIDE: u32 = 10;
 
-/// Takes a free inode for a new file or directory of `parent`, and makes a chunk if there is none. Comes before
-/// anything that locks group headers. [`Error::NoSpace`]: there is no free inode and no room for one.
+/// Takes a free inode for a new file or directory in `parent`, and makes a chunk if there is none. Must come before
+/// anything that locks group headers. [`Error::NoSpace`] if there is neither a free inode nor room for one.
 pub fn allocate_inode(trans: &mut Trans<'_>, parent: InodeNumber, directory: bool) -> Result<InodeNumber> {
-    let write = trans.volume().write_side()?;
+    let write = trans.mount().write_side()?;
     let geometry = trans.geometry();
     let inodes = &write.inodes;
     let first = inodes.first_group(geometry, parent, directory);
     let may_grow = inodes
-        .shape()
+        .geometry()
         .most(geometry)
-        .is_none_or(|most| write.counters.inodes().saturating_add(inodes.shape().inodes.into()) <= most);
+        .is_none_or(|most| write.counters.inodes().saturating_add(inodes.geometry().inodes.into()) <= most);
+    // Mostly the first group has one, and its AGI must be locked anyway. This saves a look.
+    if trans.highest_group().is_none_or(|highest| first >= highest)
+        && let Some(inode) = inode_in(trans, inodes, first, parent, false)?
+    {
+        return Ok(geometry.join_inode(first, inode));
+    }
     for ag in (first.0..geometry.ag_count()).chain(0..first.0).map(AgNumber) {
         if trans.highest_group().is_some_and(|highest| ag < highest)
             || !may_have_inode(trans, inodes, ag, may_grow, directory)?
@@ -45,7 +51,7 @@ pub fn allocate_inode(trans: &mut Trans<'_>, parent: InodeNumber, directory: boo
     Err(Error::NoSpace)
 }
 
-/// Whether a group is worth locking, by what was committed last.
+/// Whether a group is worth locking, going by its last committed AGI.
 fn may_have_inode(
     trans: &mut Trans<'_>,
     inodes: &Inodes,
@@ -55,7 +61,7 @@ fn may_have_inode(
 ) -> Result<bool> {
     let geometry = trans.geometry();
     let daddr = AgHeader::Agi.daddr(geometry, ag);
-    let buf = trans.peek_at(daddr, geometry.sector_size.into(), &AGI)?;
+    let buf = trans.snapshot_at(daddr, geometry.sector_size.into(), &AGI)?;
     let agi = Agi::view(&buf).map_err(|problem| Error::corrupt_block(daddr, None, problem))?;
     if agi.freecount.get() > 0 {
         return Ok(true);
@@ -63,8 +69,8 @@ fn may_have_inode(
     if !may_grow {
         return Ok(false);
     }
-    let shape = inodes.shape();
-    let space = &trans.volume().write_side()?.space;
+    let shape = inodes.geometry();
+    let space = &trans.mount().write_side()?.space;
     let least = shape.piece.unwrap_or(shape.blocks);
     space.has_room(&mut LockedSpace::new(trans), ag, least, directory.into())
 }
@@ -78,7 +84,7 @@ fn inode_in(
 ) -> Result<Option<AgInode>> {
     let mut locked = LockedInodes::lock(trans, ag)?;
     if locked.agi()?.freecount.get() == 0
-        && (!may_grow || !chunk::make(&mut locked, inodes.shape(), inodes.generation())?)
+        && (!may_grow || !chunk::make(&mut locked, inodes.geometry(), inodes.generation())?)
     {
         locked.unlock_clean();
         return Ok(None);
@@ -95,26 +101,27 @@ fn inode_in(
     chunk::take(&mut locked, found).map(Some)
 }
 
-/// Frees an inode, which nothing names any more. `true`: its chunk is gone, and with it the cluster that it lay in;
+/// Frees an inode that has no names left. Returns `true` if its chunk is gone, and with it the inode's cluster; then
 /// the inode's own last change was logged in vain.
 pub fn free_inode(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<bool> {
-    let write = trans.volume().write_side()?;
+    let write = trans.mount().write_side()?;
     let geometry = trans.geometry();
     let (ag, inode) = geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
     let mut locked = LockedInodes::lock(trans, ag)?;
-    let runs = chunk::free(&mut locked, write.inodes.shape(), inode).map_err(|error| error.of_inode(ino))?;
+    let runs =
+        chunk::free(&mut locked, write.inodes.geometry(), inode).map_err(|error| error.of_inode(ino))?;
     for run in &runs {
-        for piece in super::create::clusters(geometry, ag, run.start, run.len) {
-            let cluster = trans.buf_at(piece.daddr, piece.len, &CLUSTER)?;
+        for map in super::create::clusters(geometry, ag, run.start, run.len) {
+            let cluster = trans.buf_at(map.daddr, map.len, &CLUSTER)?;
             trans.invalidate(cluster);
         }
         let owner = Some(RmapOwner::INODES);
-        defer::free_later(trans, ino, geometry.join_block(ag, run.start), run.len, owner)?;
+        defer::defer_free(trans, ino, geometry.join_block(ag, run.start), run.len, owner)?;
     }
     Ok(!runs.is_empty())
 }
 
-/// The chunk with a free inode that is nearest to the parent's; without a parent, the newest, or else any.
+/// The chunk with a free inode that is nearest to the parent's. Without a parent: the newest, or else any.
 fn nearest<T: InodeTree>(
     inodes: &mut LockedInodes<'_, '_>,
     near: Option<AgInode>,
@@ -136,7 +143,7 @@ fn nearest<T: InodeTree>(
     Ok(None)
 }
 
-/// The nearest chunk with a free inode within so many steps to both sides.
+/// The nearest chunk with a free inode within this many steps to both sides.
 fn around<T: InodeTree>(
     inodes: &mut LockedInodes<'_, '_>,
     target: AgInode,
@@ -164,7 +171,7 @@ fn around<T: InodeTree>(
     Ok(None)
 }
 
-/// The chunk behind another one.
+/// The next chunk after another.
 fn behind<T: InodeTree>(inodes: &mut LockedInodes<'_, '_>, chunk: InodeChunk) -> Result<Option<InodeChunk>> {
     match chunk.start.0.checked_add(1) {
         Some(next) => trees::at_or_after::<T>(inodes, AgInode(next)),

@@ -1,9 +1,9 @@
-//! The inode trees as trees of blocks: their roots are in the AGI, their blocks come from the same group.
+//! The inode trees as B+trees: their roots are in the AGI, their blocks in the same group.
 
 use super::locked::LockedInodes;
 use crate::agf::LockedSpace;
-use crate::alloc::{Place, Purpose, Request, Run};
-use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
+use crate::alloc::{AgExtent, AgTarget, Purpose, Request};
+use crate::btree::edit::{Block, BtreeCursor, RootRef, TreeStore};
 use crate::error::{Error, Result};
 use crate::rmap::RmapOwner;
 use std::marker::PhantomData;
@@ -15,15 +15,15 @@ use xfs_format::geometry::Geometry;
 use xfs_format::records::{InobtRecord, InodeChunk};
 use xfs_format::types::{AgBlock, AgInode, DiskAddr};
 
-/// What differs between the two.
+/// The differences between the two trees.
 pub trait InodeTree: Tree<Record = InobtRecord, Rank = u32> {
     /// What its blocks are for.
     const PURPOSE: Purpose;
     /// Root and levels.
     fn root(agi: &Agi) -> (u32, u32);
-    /// Sets them.
+    /// Sets root and levels.
     fn set_root(agi: &mut Agi, root: u32, levels: u32);
-    /// Its number of blocks, if the volume counts them.
+    /// Counts its blocks in the AGI, if the volume does that.
     fn count_blocks(agi: &mut Agi, by: i32);
 }
 
@@ -53,19 +53,19 @@ impl InodeTree for Finobt {
     }
 }
 
-/// One of the trees, in a transaction.
-pub struct InGroup<'a, 't, 'v, T> {
+/// One of the trees in a transaction.
+pub struct AgiTree<'a, 't, 'v, T> {
     inodes: &'a mut LockedInodes<'t, 'v>,
     tree: PhantomData<T>,
 }
 
-impl<'a, 't, 'v, T: InodeTree> InGroup<'a, 't, 'v, T> {
-    fn editor(inodes: &'a mut LockedInodes<'t, 'v>) -> Editor<Self> {
-        Editor::new(Self { inodes, tree: PhantomData })
+impl<'a, 't, 'v, T: InodeTree> AgiTree<'a, 't, 'v, T> {
+    fn editor(inodes: &'a mut LockedInodes<'t, 'v>) -> BtreeCursor<Self> {
+        BtreeCursor::new(Self { inodes, tree: PhantomData })
     }
 
-    fn to_change(inodes: &'a mut LockedInodes<'t, 'v>) -> Editor<Self> {
-        Editor::to_change(Self { inodes, tree: PhantomData })
+    fn to_change(inodes: &'a mut LockedInodes<'t, 'v>) -> BtreeCursor<Self> {
+        BtreeCursor::to_change(Self { inodes, tree: PhantomData })
     }
 
     fn block(&self, pointer: u64) -> Result<AgBlock> {
@@ -90,7 +90,7 @@ impl<'a, 't, 'v, T: InodeTree> InGroup<'a, 't, 'v, T> {
     }
 }
 
-impl<T: InodeTree> TreeStore for InGroup<'_, '_, '_, T> {
+impl<T: InodeTree> TreeStore for AgiTree<'_, '_, '_, T> {
     type Tree = T;
 
     fn geometry(&self) -> &Geometry {
@@ -112,7 +112,7 @@ impl<T: InodeTree> TreeStore for InGroup<'_, '_, '_, T> {
 
     fn hold(&mut self, pointer: u64) -> Result<()> {
         let daddr = self.place(pointer)?;
-        self.inodes.trans_mut().hold_block(daddr, T::verifier())
+        self.inodes.hold_block(daddr, T::verifier())
     }
 
     fn modify(&mut self, pointer: u64, ranges: &[Range<usize>]) -> Result<&mut [u8]> {
@@ -128,9 +128,9 @@ impl<T: InodeTree> TreeStore for InGroup<'_, '_, '_, T> {
     fn allocate(&mut self, near: u64) -> Result<u64> {
         let (ag, near) = (self.inodes.ag(), self.block(near)?);
         let trans = self.inodes.trans_mut();
-        let space = &trans.volume().write_side()?.space;
+        let space = &trans.mount().write_side()?.space;
         let request = Request::block(T::PURPOSE).owned_by(RmapOwner::INODE_TREES);
-        let got = space.allocate_in(&mut LockedSpace::new(trans), ag, Place::Near(near), request)?;
+        let got = space.allocate_in(&mut LockedSpace::new(trans), ag, AgTarget::Near(near), request)?;
         let block = got.ok_or(Error::NoSpace)?.start;
         self.count(1)?;
         Ok(block.0.into())
@@ -140,8 +140,8 @@ impl<T: InodeTree> TreeStore for InGroup<'_, '_, '_, T> {
         let (ag, block, daddr) = (self.inodes.ag(), self.block(pointer)?, self.place(pointer)?);
         let trans = self.inodes.trans_mut();
         trans.forget_block(daddr, T::verifier())?;
-        let space = &trans.volume().write_side()?.space;
-        let (run, owner) = (Run { start: block, len: 1 }, Some(RmapOwner::INODE_TREES));
+        let space = &trans.mount().write_side()?.space;
+        let (run, owner) = (AgExtent { start: block, len: 1 }, Some(RmapOwner::INODE_TREES));
         space.free(&mut LockedSpace::new(trans), ag, run, T::PURPOSE, owner)?;
         self.count(-1)
     }
@@ -160,7 +160,7 @@ impl<T: InodeTree> TreeStore for InGroup<'_, '_, '_, T> {
     }
 }
 
-/// What a record says, checked.
+/// The checked content of a record.
 fn chunk(geometry: &Geometry, record: Option<InobtRecord>) -> Result<Option<InodeChunk>> {
     let wrap = |problem| Error::Corrupt { daddr: None, inode: None, problem };
     record.map(|record| record.chunk(geometry.sparse_inodes).map_err(wrap)).transpose()
@@ -171,16 +171,16 @@ pub fn at_or_before<T: InodeTree>(
     inodes: &mut LockedInodes<'_, '_>,
     inode: AgInode,
 ) -> Result<Option<InodeChunk>> {
-    let record = InGroup::<T>::editor(inodes).seek_le(inode.0)?;
+    let record = AgiTree::<T>::editor(inodes).seek_le(inode.0)?;
     chunk(inodes.geometry(), record)
 }
 
-/// The last chunk that begins at or before `inode`, and the one behind it: looked for to be changed.
+/// The last chunk that begins at or before `inode`, and the next one, in order to change them.
 pub fn around<T: InodeTree>(
     inodes: &mut LockedInodes<'_, '_>,
     inode: AgInode,
 ) -> Result<[Option<InodeChunk>; 2]> {
-    let [before, behind] = InGroup::<T>::to_change(inodes).around(inode.0)?;
+    let [before, behind] = AgiTree::<T>::to_change(inodes).around(inode.0)?;
     Ok([chunk(inodes.geometry(), before)?, chunk(inodes.geometry(), behind)?])
 }
 
@@ -189,41 +189,41 @@ pub fn at_or_after<T: InodeTree>(
     inodes: &mut LockedInodes<'_, '_>,
     inode: AgInode,
 ) -> Result<Option<InodeChunk>> {
-    let record = InGroup::<T>::editor(inodes).seek_ge(inode.0)?;
+    let record = AgiTree::<T>::editor(inodes).seek_ge(inode.0)?;
     chunk(inodes.geometry(), record)
 }
 
 /// Adds a chunk.
 pub fn insert<T: InodeTree>(inodes: &mut LockedInodes<'_, '_>, new: &InodeChunk) -> Result<()> {
     let record = InobtRecord::of(new, inodes.geometry().sparse_inodes);
-    let mut editor = InGroup::<T>::to_change(inodes);
+    let mut editor = AgiTree::<T>::to_change(inodes);
     editor.seek_le(new.start.0)?;
     editor.insert(record)
 }
 
-/// Changes a chunk that is there, from what it is said to be.
+/// Changes a chunk that must be there as `old` says.
 pub fn replace<T: InodeTree>(
     inodes: &mut LockedInodes<'_, '_>,
     old: &InodeChunk,
     new: &InodeChunk,
 ) -> Result<()> {
     let sparse = inodes.geometry().sparse_inodes;
-    let mut editor = InGroup::<T>::to_change(inodes);
+    let mut editor = AgiTree::<T>::to_change(inodes);
     let found = editor.seek_eq(old.start.0)?;
     expect::<T>(found, old, sparse)?;
     editor.update(InobtRecord::of(new, sparse))
 }
 
-/// Removes a chunk that is there, and is what it is said to be.
+/// Removes a chunk that must be there as `old` says.
 pub fn remove<T: InodeTree>(inodes: &mut LockedInodes<'_, '_>, old: &InodeChunk) -> Result<()> {
     let sparse = inodes.geometry().sparse_inodes;
-    let mut editor = InGroup::<T>::to_change(inodes);
+    let mut editor = AgiTree::<T>::to_change(inodes);
     let found = editor.seek_eq(old.start.0)?;
     expect::<T>(found, old, sparse)?;
     editor.delete().map(drop)
 }
 
-/// Both trees must say the same of a chunk.
+/// Both trees must have the same record of a chunk.
 fn expect<T: InodeTree>(found: Option<InobtRecord>, wanted: &InodeChunk, sparse: bool) -> Result<()> {
     let found = found.map(|record| record.chunk(sparse));
     if let Some(Ok(found)) = found

@@ -1,9 +1,9 @@
-//! The lists of inodes that have no name and are still in use.
+//! The unlinked lists: inodes that have no name and are still in use.
 //!
-//! Each group has 64 lists, singly linked: the AGI holds the heads, each inode the next one. An inode's pointer lies in
-//! its cluster and is logged with it, not with the inode. So that an inode in the middle of a list can be taken out
-//! without walking it, memory keeps who points to whom. These are hints: each is checked against the disk's own
-//! words before it is used, and a wrong or missing one costs a walk along the list, no more.
+//! Each group has 64 singly linked lists. The AGI has the heads, and each inode points to the next one. An inode's
+//! pointer lies in its cluster and is logged with the cluster, not with the inode. Memory keeps hints on which inode
+//! points to which, so that removing one from the middle needs no walk. Each hint is checked against the disk before it
+//! is used. A wrong or missing hint only costs a walk along the list.
 
 use super::locked::LockedInodes;
 use super::trees;
@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 /// Where an inode has its pointer to the next one.
 const NEXT_AT: usize = offset_of!(Dinode, next_unlinked);
 
-/// Where an inode lies, in a transaction.
+/// An inode's pointer, in a transaction.
 #[derive(Clone, Copy)]
 struct At {
     cluster: BufIndex,
@@ -30,10 +30,10 @@ struct At {
     inode: AgInode,
 }
 
-/// Puts an inode on its group's list, as it has lost its last name and is still in use.
+/// Puts an inode on its group's list: it has lost its last name and is still in use.
 pub fn add_unlinked(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
-    let volume = trans.volume();
-    let hints = &volume.write_side()?.inodes.unlinked;
+    let mount = trans.mount();
+    let hints = &mount.write_side()?.inodes.unlinked;
     let (ag, inode) = trans.geometry().split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
     let bucket = inode.0 as usize % UNLINKED_BUCKETS;
     let head = head(trans, ag, bucket)?;
@@ -52,10 +52,10 @@ pub fn add_unlinked(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
     set_head(trans, ag, bucket, Some(inode))
 }
 
-/// Takes an inode off its group's list, before it is freed.
+/// Removes an inode from its group's list before it is freed.
 pub fn remove_unlinked(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
-    let volume = trans.volume();
-    let hints = &volume.write_side()?.inodes.unlinked;
+    let mount = trans.mount();
+    let hints = &mount.write_side()?.inodes.unlinked;
     let (ag, inode) = trans.geometry().split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
     let bucket = inode.0 as usize % UNLINKED_BUCKETS;
     let head = head(trans, ag, bucket)?;
@@ -76,7 +76,7 @@ pub fn remove_unlinked(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
     Ok(())
 }
 
-/// The inodes on a group's lists, as they were left: `each` gets them in no order.
+/// Calls `each` with the inodes on a group's lists as they were left, in no order.
 pub fn for_each_unlinked(
     trans: &mut Trans<'_>,
     ag: AgNumber,
@@ -95,10 +95,10 @@ pub fn for_each_unlinked(
     Ok(())
 }
 
-/// Who points to an inode that is not the first of its list.
+/// The inode that points to one that is not the first of its list.
 fn before(trans: &mut Trans<'_>, ag: AgNumber, inode: AgInode, head: Option<AgInode>) -> Result<At> {
-    let volume = trans.volume();
-    let hints = &volume.write_side()?.inodes.unlinked;
+    let mount = trans.mount();
+    let hints = &mount.write_side()?.inodes.unlinked;
     if let Some(hint) = hints.get(ag, inode)
         && let Ok(at) = find_inode(trans, ag, hint)
         && next_of(trans, at)? == Some(inode)
@@ -137,12 +137,12 @@ fn set_head(trans: &mut Trans<'_>, ag: AgNumber, bucket: usize, head: Option<AgI
 
 /// An inode of a list, which must be in use, with its cluster locked.
 fn find_inode(trans: &mut Trans<'_>, ag: AgNumber, inode: AgInode) -> Result<At> {
-    let volume = trans.volume();
+    let mount = trans.mount();
     let ino = trans.geometry().join_inode(ag, inode);
     let chunk = trees::at_or_before::<Inobt>(&mut LockedInodes::lock(trans, ag)?, inode)?;
     let chunk = chunk.filter(|chunk| chunk.in_use(inode)).ok_or(Error::NoSuchInode(ino))?;
-    let (piece, offset) = volume.inode_source().place(ag, chunk.start, inode)?;
-    let cluster = trans.buf_at(piece.daddr, piece.len, &CLUSTER)?;
+    let (map, offset) = mount.imap_source().place(ag, chunk.start, inode)?;
+    let cluster = trans.buf_at(map.daddr, map.len, &CLUSTER)?;
     Ok(At { cluster, offset, inode })
 }
 

@@ -1,15 +1,15 @@
-//! Extents of one fork that lie on the same blocks.
+//! Extents of one fork that overlap on the volume.
 //!
-//! Only files that share blocks may have that. Elsewhere it is damage, and dear: a few blocks mapped over and over make
-//! a directory of any number of entries.
+//! Only files that share blocks may have them. Elsewhere they are corruption, and a costly one: a few blocks mapped
+//! over and over make a directory with any number of entries.
 
 use super::ExtentList;
 use crate::error::{Error, Result};
 use xfs_format::error::FormatError;
 use xfs_format::types::InodeNumber;
 
-/// Fails if two extents of a map have a block in common. A map in the order of the device costs one look at each extent,
-/// any other one that its starts are sorted.
+/// Fails if two extents of a map overlap on the volume. For a map in disk order this looks at each extent once; any
+/// other map has its starts sorted.
 pub(crate) fn check_disjoint(ino: InodeNumber, extents: &ExtentList) -> Result<()> {
     let runs = || extents.iter().map(|extent| (extent.startblock.0, u64::from(extent.blockcount)));
     if overlap(runs()).is_none() {
@@ -26,7 +26,7 @@ pub(crate) fn check_disjoint(ino: InodeNumber, extents: &ExtentList) -> Result<(
     }
 }
 
-/// The start of the first run that does not lie behind the one before it.
+/// The start of the first run that does not lie behind the previous one.
 fn overlap(runs: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
     let mut end = 0;
     for (start, len) in runs {

@@ -1,11 +1,11 @@
 //! The extents of a fork in memory: a list that readers hold while it changes.
 //!
-//! A B+tree in plain memory whose nodes are shared between versions: cloning a list costs a reference count, and a
-//! change copies the nodes on its path alone. Whoever holds a list sees it as it was. A lookup takes no lock and
-//! allocates nothing; a short list is one array.
+//! It is a B+tree in plain memory whose nodes are shared between versions. Cloning a list costs a reference count, and
+//! a change copies only the nodes on its path. Whoever holds a list sees it unchanged. A lookup takes no lock and
+//! allocates nothing. A short list is one array.
 //!
-//! Invariants: extents ascend and do not overlap; no node but the root of an empty list is empty; all leaves lie
-//! equally deep; an inner node knows the first block of each child exactly.
+//! Invariants: extents ascend and do not overlap; no node is empty, except for the root of an empty list; all leaves
+//! have the same depth; an inner node has the exact first block of each child.
 
 use super::Mapped;
 use std::fmt;
@@ -15,12 +15,12 @@ use std::sync::Arc;
 use xfs_format::bmbt::{BmbtRecord, Extent};
 use xfs_format::types::FileBlock;
 
-/// Records a leaf: 1 KiB, so that a change copies little and a lookup in a million extents takes four nodes.
+/// Records per leaf: 1 KiB, so that a change copies little, and a lookup among a million extents visits four nodes.
 const LEAF_MOST: usize = 64;
-/// Children of an inner node.
+/// Children per inner node.
 const FAN_MOST: usize = 64;
 
-/// How often this thread looked into a list, so that a test can say what must not grow with a file.
+/// Counts this thread's lookups in lists, for tests that bound them.
 #[cfg(test)]
 pub(crate) mod looks {
     thread_local! {
@@ -37,14 +37,14 @@ pub struct ExtentList {
 
 #[derive(Clone)]
 enum Node {
-    /// In the packed form: 16 bytes each.
+    /// In packed form, 16 bytes each.
     Leaf(Arc<[BmbtRecord]>),
     Inner(Arc<Inner>),
 }
 
 #[derive(Clone)]
 struct Inner {
-    /// The first file block under each child.
+    /// The first file block below each child.
     firsts: Vec<u64>,
     children: Vec<Node>,
 }
@@ -64,7 +64,7 @@ impl ExtentList {
         Self { root: nodes.pop().unwrap_or_default(), len: records.len() }
     }
 
-    /// What lies at `block`.
+    /// The mapping of `block`.
     pub fn lookup(&self, block: FileBlock) -> Mapped {
         let (before, behind) = self.around(block);
         match before {
@@ -73,7 +73,13 @@ impl ExtentList {
         }
     }
 
-    /// The last extent that begins at or before `block`, and where the one behind that begins.
+    /// The extent that contains `block`.
+    pub fn at(&self, block: FileBlock) -> Option<Extent> {
+        self.around(block).0.filter(|extent| block < extent.end())
+    }
+
+    /// The last extent that begins at or before `block`, and where the next one begins.
+    #[inline]
     fn around(&self, block: FileBlock) -> (Option<Extent>, Option<FileBlock>) {
         #[cfg(test)]
         looks::COUNT.set(looks::COUNT.get() + 1);
@@ -84,7 +90,7 @@ impl ExtentList {
                 Node::Inner(inner) => {
                     let next = inner.firsts.partition_point(|first| *first <= block.0);
                     behind = inner.firsts.get(next).copied().or(behind);
-                    // Before the first extent: what matters is that there is nothing before.
+                    // Before the first extent: nothing precedes it.
                     match next.checked_sub(1).and_then(|index| inner.children.get(index)) {
                         Some(child) => node = child,
                         None => return (None, behind.map(FileBlock)),
@@ -110,7 +116,7 @@ impl ExtentList {
         self.around(FileBlock(block.0.checked_sub(1)?)).0
     }
 
-    /// The first extent that ends behind `block`: the one that holds it, or the next.
+    /// The first extent that ends after `block`: the one that contains it, or the next.
     pub fn ending_behind(&self, block: FileBlock) -> Option<Extent> {
         match self.around(block) {
             (Some(extent), _) if block < extent.end() => Some(extent),
@@ -118,7 +124,7 @@ impl ExtentList {
         }
     }
 
-    /// The first extent that begins at `block` or behind it.
+    /// The first extent that begins at or after `block`.
     pub fn next_beginning(&self, block: FileBlock) -> Option<Extent> {
         match self.around(block) {
             (Some(extent), _) if extent.startoff == block => Some(extent),
@@ -126,7 +132,7 @@ impl ExtentList {
         }
     }
 
-    /// The first mapped block at or behind `from`.
+    /// The first mapped block at or after `from`.
     pub fn next_mapped(&self, from: FileBlock) -> Option<FileBlock> {
         match self.lookup(from) {
             Mapped::Extent(_) => Some(from),
@@ -134,7 +140,7 @@ impl ExtentList {
         }
     }
 
-    /// Runs of `blocks` that have space which was never written.
+    /// The runs of `blocks` that are unwritten.
     pub fn unwritten_runs(&self, blocks: &Range<FileBlock>) -> impl Iterator<Item = Range<FileBlock>> {
         let (mut at, start, end) = (blocks.start, blocks.start, blocks.end);
         std::iter::from_fn(move || {
@@ -148,12 +154,12 @@ impl ExtentList {
         })
     }
 
-    /// Whether any of `blocks` has space that was never written.
+    /// Whether any of `blocks` is unwritten.
     pub fn has_unwritten(&self, blocks: &Range<FileBlock>) -> bool {
         self.unwritten_runs(blocks).next().is_some()
     }
 
-    /// The first block at or behind `from` that is not mapped.
+    /// The first unmapped block at or after `from`.
     pub fn next_unmapped(&self, from: FileBlock) -> FileBlock {
         let mut at = from;
         while let Mapped::Extent(extent) = self.lookup(at) {
@@ -167,7 +173,7 @@ impl ExtentList {
         self.at_or_before(FileBlock(u64::MAX))
     }
 
-    /// The block behind the last mapped one.
+    /// The block after the last mapped one.
     pub fn end(&self) -> FileBlock {
         self.last().map_or(FileBlock(0), |extent| extent.end())
     }
@@ -184,7 +190,7 @@ impl ExtentList {
         records
     }
 
-    /// How many there are.
+    /// The number of extents.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -194,12 +200,12 @@ impl ExtentList {
         self.len == 0
     }
 
-    /// Bytes of memory, for the cache: leaves are at least half full, as a rule.
+    /// Bytes of memory, for the cache. Assumes that leaves are at least half full, as they usually are.
     pub(crate) fn weight(&self) -> u64 {
         self.len as u64 * 18 + 128
     }
 
-    /// Puts an extent in where nothing is mapped.
+    /// Inserts an extent where nothing is mapped.
     pub fn insert(&mut self, extent: &Extent) {
         debug_assert!(
             self.ending_behind(extent.startoff).is_none_or(|next| extent.end() <= next.startoff),
@@ -212,11 +218,11 @@ impl ExtentList {
         self.len += 1;
     }
 
-    /// Takes the extent out that begins at `start`.
+    /// Removes the extent that begins at `start`.
     pub fn remove(&mut self, start: FileBlock) -> Option<Extent> {
         let removed = self.root.remove(start.0)?;
         self.len -= 1;
-        // Each turn takes a level away.
+        // Each iteration removes a level.
         while let Node::Inner(inner) = &self.root {
             match &inner.children[..] {
                 [] => self.root = Node::default(),
@@ -227,8 +233,8 @@ impl ExtentList {
         Some(removed.unpack())
     }
 
-    /// Replaces the extent that begins at `start`. The new one lies between the same neighbours. `false`: there is
-    /// none.
+    /// Replaces the extent that begins at `start` by one that lies between the same neighbours. Returns `false` if
+    /// there is none.
     pub fn update(&mut self, start: FileBlock, extent: &Extent) -> bool {
         self.root.update(start.0, extent.pack())
     }
@@ -247,7 +253,7 @@ impl Default for Node {
 }
 
 impl Node {
-    /// An inner node over children that are not empty.
+    /// An inner node over non-empty children.
     fn inner(children: Vec<Node>) -> Self {
         let firsts = children.iter().map(Node::first).collect();
         Node::Inner(Arc::new(Inner { firsts, children }))
@@ -268,7 +274,7 @@ impl Node {
         }
     }
 
-    /// Puts a record in. A node that gets too full keeps its front; what is behind comes back.
+    /// Inserts a record. A node that gets too full keeps its front part; the rest is returned.
     fn insert(&mut self, record: BmbtRecord) -> Option<Node> {
         match self {
             Node::Leaf(records) => {
@@ -279,7 +285,7 @@ impl Node {
                     *records = all.collect();
                     return None;
                 }
-                // Files grow at their end: what is full there stays full.
+                // Files grow at their end, so a full leaf there stays full.
                 let cut = if back.is_empty() { LEAF_MOST } else { records.len().div_ceil(2) };
                 let right = all.clone().skip(cut).collect();
                 *records = all.take(cut).collect();
@@ -361,13 +367,13 @@ impl Node {
 }
 
 impl Inner {
-    /// The child under which `start` is or would be.
+    /// The child below which `start` is or would be.
     fn child_of(&self, start: u64) -> usize {
         self.firsts.partition_point(|first| *first <= start).saturating_sub(1)
     }
 
-    /// After a removal under child `index`: a child that is empty goes, one that became small joins a neighbour if
-    /// both are one then.
+    /// After a removal below child `index`: removes an empty child, and merges a small one with a neighbour if both fit
+    /// into one.
     fn mend(&mut self, index: usize) {
         let len = self.children[index].len();
         if len == 0 {
@@ -394,7 +400,7 @@ impl Inner {
     }
 }
 
-/// Cuts `all` into as few parts of at most `most` as there can be, all about as long.
+/// Splits `all` into as few parts of at most `most` as possible, all about the same length.
 fn even_parts<T>(all: &[T], most: usize) -> impl Iterator<Item = &[T]> {
     let parts = all.len().div_ceil(most);
     (0..parts).map(move |part| &all[all.len() * part / parts..all.len() * (part + 1) / parts])
@@ -490,7 +496,7 @@ mod tests {
         assert_eq!(ExtentList::default().lookup(FileBlock(3)), Mapped::Hole(FileBlock(0), None));
     }
 
-    /// Depths and firsts are right, and no node is empty or too full.
+    /// Checks that depths and first blocks are right and that no node is empty or too full.
     fn check(node: &Node, root: bool) -> u32 {
         match node {
             Node::Leaf(records) => {
@@ -519,11 +525,11 @@ mod tests {
         let mut kept = (list.clone(), map.clone());
         let (mut grow, mut deepest) = (90, 0);
         for step in 0..60_000 {
-            // It grows at first, so that it is deep in every run.
+            // It grows at first, so that the tree is deep in every run.
             if step % 5_000 == 0 && step >= 20_000 {
                 grow = *rng.choice(&[95, 60, 40, 5]).unwrap();
             }
-            // Slots of 8 blocks; an extent has a part of one.
+            // Slots of 8 blocks. An extent takes a part of one.
             let slot = rng.u64(0..20_000) * 8;
             let start = slot + rng.u64(0..4);
             let new = extent(start, rng.u64(0..1 << 30), rng.u32(1..5));

@@ -1,21 +1,21 @@
-//! Inode forks: what the inode holds of each, and where its blocks lie.
+//! Inode forks: what the inode has of each, and where its blocks lie.
 //!
-//! A map is read whole, at its first use, into an [`ExtentList`] of which every version is immutable and looked up without
-//! a lock. Inodes have their forks' lists, and whoever changes maps makes new ones: both know this, and it knows neither
-//! of them, nor a volume, nor a transaction.
+//! A map is read as a whole at its first use, into an [`ExtentList`]. Each version of it is immutable and needs no lock
+//! for lookups. Inodes have the lists of their forks, and map changes make new ones. Both know this module; it knows
+//! neither of them, nor volumes or transactions.
 //!
-//! Invariant: a list that is in memory says the same as the fork's bytes.
+//! Invariant: a list that is in memory has the same content as the fork's bytes.
 
+mod buf_maps;
 mod disjoint;
 mod list;
-mod pieces;
 mod read;
 
+pub(crate) use buf_maps::buf_maps;
 pub(crate) use disjoint::check_disjoint;
 pub use list::ExtentList;
 #[cfg(test)]
 pub(crate) use list::looks;
-pub(crate) use pieces::pieces;
 pub(crate) use read::load;
 
 use std::sync::{Arc, OnceLock};
@@ -23,10 +23,10 @@ use xfs_format::bmbt::Extent;
 use xfs_format::inode::{ForkFormat, ForkInfo};
 use xfs_format::types::FileBlock;
 
-/// What is known of a block of a fork.
+/// The mapping of a block of a fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped {
-    /// Nothing is mapped in this run: first block, and the block behind it (`None`: it never ends).
+    /// Nothing is mapped in this run: first block, and the block after the last (`None`: it never ends).
     Hole(FileBlock, Option<FileBlock>),
     /// The extent that holds the block.
     Extent(Extent),
@@ -41,7 +41,7 @@ pub enum ForkKind {
     Attr,
 }
 
-/// One fork's bytes within the inode, and its extents once they were asked for.
+/// One fork's bytes within the inode, and its extents once they have been loaded.
 #[derive(Clone, Debug)]
 pub(crate) struct ForkState {
     pub(crate) format: ForkFormat,
@@ -51,10 +51,10 @@ pub(crate) struct ForkState {
 }
 
 impl ForkState {
-    /// The fork that `info` tells of, of an inode with these bytes; `size`: the inode's, if it is the data fork.
+    /// The fork that `info` describes, of an inode with these bytes. `size` is the inode's size, for the data fork.
     pub(crate) fn new(info: &ForkInfo, inode: &[u8], size: Option<u64>) -> Self {
         let bytes = inode.get(info.range.clone()).unwrap_or_default();
-        // Only what the fork uses: inodes are kept by the hundred thousand.
+        // Keep only what the fork uses: there are hundreds of thousands of inodes in memory.
         let used = match info.format {
             ForkFormat::Dev => 4,
             ForkFormat::Local => size.and_then(|size| usize::try_from(size).ok()).unwrap_or(bytes.len()),
@@ -70,13 +70,12 @@ impl ForkState {
         self.extents.get()
     }
 
-    /// Keeps `list`, unless another thread was faster; gives the one that stays.
+    /// Keeps `list` unless another thread was faster. Returns the one that is kept.
     pub(crate) fn keep(&self, list: ExtentList) -> &Arc<ExtentList> {
         self.extents.get_or_init(|| Arc::new(list))
     }
 
-    /// A fork with other content: bytes as the inode holds them, and its extents if they are known.
-    #[allow(dead_code, reason = "its users follow")]
+    /// The fork with other content: its bytes within the inode, and its extents if they are known.
     pub(crate) fn with(
         format: ForkFormat,
         nextents: u64,
@@ -86,7 +85,7 @@ impl ForkState {
         Self { format, nextents, bytes, extents: extents.map_or_else(OnceLock::new, OnceLock::from) }
     }
 
-    /// Bytes of memory beside the state itself.
+    /// Bytes of memory in addition to the state itself.
     pub(crate) fn weight(&self) -> u64 {
         self.bytes.len() as u64 + self.loaded().map_or(0, |list| list.weight())
     }

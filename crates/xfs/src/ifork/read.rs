@@ -1,8 +1,8 @@
 //! Reading a fork's map from the device.
 //!
-//! Invariant: every extent of a list that is read lies within one group of the volume, begins at or behind the end of the
-//! one before, and there are as many as the inode says: a damaged tree cannot lead round in circles, as its first repeated
-//! leaf breaks the order.
+//! Invariant: every extent of the list lies within one group of the volume and begins at or past the end of the
+//! previous one, and there are as many as the inode says. A damaged tree cannot cause an endless loop, because its
+//! first repeated leaf breaks the order.
 
 use super::{ExtentList, ForkState};
 use crate::buf::BufCache;
@@ -22,7 +22,7 @@ pub(crate) fn load(
     ino: InodeNumber,
     fork: &ForkState,
 ) -> Result<ExtentList> {
-    // Extents are not taken on trust: a small reservation, and what really is there after that.
+    // Do not trust the count: reserve a little, and then grow with what is really there.
     let records = Vec::with_capacity(usize::try_from(fork.nextents.min(4096)).unwrap_or(0));
     let mut loader = Loader { bufs, geometry, ino, most: fork.nextents, records, end: FileBlock(0) };
     let wrap = |problem| Error::corrupt_inode(ino, problem);
@@ -56,7 +56,7 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// Takes in the subtree at `block`. As deep as the tree has levels, which are checked on the way down.
+    /// Reads the subtree at `block`. The recursion is as deep as the tree; levels are checked on the way down.
     fn visit(&mut self, block: FsBlock, level: u16) -> Result<()> {
         let geometry = self.geometry;
         let daddr = geometry.extent_daddr(block, 1).ok_or_else(|| {

@@ -1,9 +1,8 @@
-//! What is remembered of the inodes of a volume, in memory alone, from one change to the next.
+//! What is remembered of a volume's inodes from one change to the next, only in memory.
 //!
-//! Invariant: who points to whom in a list of unlinked inodes is a hint: a wrong or missing one costs a walk along the list,
-//! no more.
+//! Invariant: the predecessor in an unlinked list is a hint. A wrong or missing one only costs a walk along the list.
 
-use super::InodeShape;
+use super::InodeGeometry;
 use lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -13,34 +12,34 @@ use xfs_format::types::{AgInode, AgNumber, InodeNumber};
 
 const SHARDS: usize = 16;
 
-/// The inodes of a volume: what allocation remembers from one to the next.
+/// State of inode allocation in a volume.
 #[derive(Debug)]
 pub struct Inodes {
-    shape: InodeShape,
+    geometry: InodeGeometry,
     /// Where the next directory goes.
     next_group: AtomicU32,
-    /// Where generation numbers follow from a seed; else each thread has its own source of them.
+    /// The source of generation numbers if they follow from a seed. Otherwise each thread has its own.
     generations: Option<Mutex<fastrand::Rng>>,
     pub(crate) unlinked: UnlinkedHints,
 }
 
 impl Inodes {
-    /// The inodes of a volume of this shape. Generation numbers follow from `seed` if there is one.
+    /// State for a volume with this geometry. If there is a `seed`, generation numbers follow from it.
     pub fn new(geometry: &Geometry, seed: Option<u64>) -> Self {
         Self {
-            shape: InodeShape::new(geometry),
+            geometry: InodeGeometry::new(geometry),
             next_group: AtomicU32::new(0),
             generations: seed.map(|seed| Mutex::new(fastrand::Rng::with_seed(seed))),
             unlinked: UnlinkedHints::default(),
         }
     }
 
-    /// How inodes come on this volume.
-    pub fn shape(&self) -> &InodeShape {
-        &self.shape
+    /// The inode geometry of this volume.
+    pub fn geometry(&self) -> &InodeGeometry {
+        &self.geometry
     }
 
-    /// A generation number: nobody who knew the inode's earlier ones can guess it.
+    /// A generation number. It cannot be guessed from the inode's earlier ones.
     pub fn generation(&self) -> u32 {
         match &self.generations {
             Some(seeded) => seeded.lock().u32(..),
@@ -48,7 +47,7 @@ impl Inodes {
         }
     }
 
-    /// Where to look first for an inode of `parent`: in its group, or, for a directory, in one group after the other.
+    /// Where to look first for an inode for `parent`: in its group, or, for a directory, in one group after the other.
     pub(crate) fn first_group(&self, geometry: &Geometry, parent: InodeNumber, directory: bool) -> AgNumber {
         if directory {
             AgNumber(self.next_group.fetch_add(1, Ordering::Relaxed) % geometry.ag_count().max(1))
@@ -58,7 +57,7 @@ impl Inodes {
     }
 }
 
-/// Who points to an inode of a list: its predecessor, by group and inode.
+/// The predecessors of inodes in their unlinked lists, by group and inode.
 #[derive(Debug, Default)]
 pub struct UnlinkedHints {
     shards: [Shard; SHARDS],
@@ -85,7 +84,7 @@ impl UnlinkedHints {
         self.shard(ag).get(&(ag, inode)).copied()
     }
 
-    /// Takes note of the predecessor, or forgets it.
+    /// Sets or removes the predecessor.
     pub(crate) fn set(&self, ag: AgNumber, inode: AgInode, before: Option<AgInode>) {
         let mut shard = self.shard(ag);
         match before {

@@ -1,20 +1,24 @@
-//! Where inodes are: the chunks of 64 that the inode trees list, and what is remembered of the inodes of a volume.
+//! Where inodes are: the chunks of 64 that the inode trees list, and what is remembered of a volume's inodes.
 //!
-//! Invariant: no inode number is believed before its chunk was found, with the inode neither free nor in a sparse hole.
+//! Invariant: no inode number is trusted before its chunk was found, with the inode neither free nor in a sparse hole.
 //!
-//! It knows buffers and group headers alone. Making and freeing inodes is [`ialloc`](crate::ialloc)'s, in transactions.
+//! This module knows only buffers and group headers. Making and freeing inodes is in [`ialloc`](crate::ialloc), in
+//! transactions.
 
+mod geometry;
 mod inodes;
-mod shape;
+mod readahead;
 
+pub use geometry::InodeGeometry;
 pub use inodes::{Inodes, UnlinkedHints};
-pub use shape::InodeShape;
+pub(crate) use readahead::Streams;
 
 use crate::btree::Cursor;
-use crate::buf::{Buf, BufCache, Owned, Piece};
+use crate::buf::{Buf, BufCache, BufLock, BufMap, MetaBuf};
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader};
 use xfs_format::btree::Inobt;
 use xfs_format::error::FormatError;
@@ -23,22 +27,22 @@ use xfs_format::records::{INODES_PER_CHUNK, InodeChunk};
 use xfs_format::types::{AgBlock, AgInode, AgNumber, DiskAddr, InodeNumber};
 use xfs_format::verify::{Verifier, VerifyContext};
 
-/// Devices read no smaller unit than this, and clusters are multiples of it.
+/// Maximum sector size of a device. Clusters are multiples of it.
 const MAX_DEVICE_SECTOR: u64 = 4096;
 
-/// Chunks that are looked at while the group is kept still.
+/// Chunks that are read while the group is locked.
 const CHUNKS_AT_ONCE: usize = 64;
 
-/// Inodes are checked one by one: a cluster may reach into a sparse hole, where there are none.
+/// Inodes are checked one by one, because a cluster may reach into a sparse hole, where there are none.
 pub(crate) static CLUSTER: Verifier = Verifier { name: "inode cluster", check: check_cluster };
 
 fn check_cluster(_: &[u8], _: &VerifyContext) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// What the inode layer works on.
+/// What looking up inodes needs.
 #[derive(Clone, Copy, Debug)]
-pub struct InodeSource<'a> {
+pub struct ImapSource<'a> {
     /// The buffers.
     pub bufs: &'a BufCache,
     /// The volume's shape.
@@ -61,37 +65,50 @@ impl InodeBytes {
         self.cluster.get(self.offset..).and_then(|rest| rest.get(..self.len)).unwrap_or_default()
     }
 
-    /// Where its cluster lies.
+    /// The disk address of its cluster.
     pub fn daddr(&self) -> DiskAddr {
         self.cluster.daddr()
     }
 }
 
-impl InodeSource<'_> {
+/// A group whose inode trees nobody changes while this lives. It keeps the AGI in memory with its lock: otherwise a
+/// thread might read the AGI anew and lock that one.
+pub(crate) struct StillGroup {
+    _lock: BufLock,
+    _agi: Arc<MetaBuf>,
+}
+
+impl ImapSource<'_> {
     /// Finds an inode in use and reads its bytes.
     pub fn find(&self, ino: InodeNumber) -> Result<InodeBytes> {
+        let (map, offset) = self.imap_in_use(ino)?;
+        self.read_site(map, offset).map_err(|error| error.of_inode(ino))
+    }
+
+    /// The imap of an inode in use: its cluster, and its offset in the cluster.
+    pub(crate) fn imap_in_use(&self, ino: InodeNumber) -> Result<(BufMap, usize)> {
         let (ag, inode) = self.geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
         let chunk = self.chunk_of(ag, inode)?.filter(|chunk| chunk.in_use(inode));
         let chunk = chunk.ok_or(Error::NoSuchInode(ino))?;
-        self.read(ag, &chunk, inode).map_err(|error| error.of_inode(ino))
+        self.place(ag, chunk.start, inode).map_err(|error| error.of_inode(ino))
     }
 
-    /// Where an inode that has a place on disk is written: its cluster's place, and the inode's in that.
-    pub(crate) fn site(&self, ino: InodeNumber) -> Result<(Piece, usize)> {
+    /// The imap of an allocated inode: its cluster, and its offset in the cluster.
+    pub(crate) fn imap(&self, ino: InodeNumber) -> Result<(BufMap, usize)> {
         let (ag, inode) = self.geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
         self.place(ag, inode, inode)
     }
 
-    /// Keeps transactions off the inode trees of a group: whoever changes them has its AGI locked. The caller has no group
+    /// Keeps transactions from changing a group's inode trees, by locking its AGI. The caller must not have any group
     /// header or other buffer locked.
-    pub(crate) fn keep_still(&self, ag: AgNumber) -> Result<Owned> {
+    pub(crate) fn keep_still(&self, ag: AgNumber) -> Result<StillGroup> {
         let daddr = AgHeader::Agi.daddr(self.geometry, ag);
-        let piece = Piece { daddr, len: self.geometry.sector_size.into() };
+        let map = BufMap { daddr, len: self.geometry.sector_size.into() };
         loop {
-            let agi = self.bufs.read_handle(&[piece], &AGI)?;
-            let owned = agi.own();
-            if agi.is_found() {
-                return Ok(owned);
+            let agi = self.bufs.read_handle(&[map], &AGI)?;
+            let lock = agi.lock();
+            if agi.is_cached() {
+                return Ok(StillGroup { _lock: lock, _agi: agi });
             }
         }
     }
@@ -113,7 +130,7 @@ impl InodeSource<'_> {
         Ok(())
     }
 
-    /// Some chunks of a group, from an inode on, as they are at one moment, and where to go on.
+    /// Some chunks of a group from an inode on, as of one moment, and where to continue.
     fn chunks_from(&self, ag: AgNumber, first: AgInode) -> Result<(Vec<InodeChunk>, Option<AgInode>)> {
         let _still = self.keep_still(ag)?;
         let root = self.groups.inodes(self.bufs, self.geometry, ag)?.inobt;
@@ -127,7 +144,7 @@ impl InodeSource<'_> {
                 return Err(wrap(problem));
             }
             free_from = u64::from(chunk.start.0) + u64::from(INODES_PER_CHUNK);
-            // The first one found may lie before what was asked for.
+            // The first one found may lie before the requested inode.
             if chunk.start >= first {
                 chunks.push(chunk);
             }
@@ -150,20 +167,19 @@ impl InodeSource<'_> {
             .map_err(|problem| Error::corrupt_block(daddr, None, problem))
     }
 
-    /// Reads the cluster of an inode that lies in `chunk`.
-    fn read(&self, ag: AgNumber, chunk: &InodeChunk, inode: AgInode) -> Result<InodeBytes> {
-        let (piece, offset) = self.place(ag, chunk.start, inode)?;
-        let cluster = self.bufs.read(piece.daddr, piece.len, &CLUSTER)?;
+    /// Reads the cluster at `map`, for the inode at this offset.
+    pub(crate) fn read_site(&self, map: BufMap, offset: usize) -> Result<InodeBytes> {
+        let cluster = self.bufs.read(map.daddr, map.len, &CLUSTER)?;
         Ok(InodeBytes { cluster, offset, len: self.geometry.inode_size.into() })
     }
 
-    /// The cluster of an inode, and the byte in it where the inode begins. Errors name the `chunk`.
-    pub(crate) fn place(&self, ag: AgNumber, chunk: AgInode, inode: AgInode) -> Result<(Piece, usize)> {
+    /// The cluster of an inode, and its offset in the cluster. Errors name the `chunk`.
+    pub(crate) fn place(&self, ag: AgNumber, chunk: AgInode, inode: AgInode) -> Result<(BufMap, usize)> {
         let per_cluster = self.geometry.inodes_per_cluster();
         let in_cluster = inode.0 % per_cluster;
         let first = u64::from(inode.0 - in_cluster);
         let inode_size = u64::from(self.geometry.inode_size);
-        // Inode numbers of a group are dense: they count inode-sized pieces from the group's start.
+        // Inode numbers of a group are dense: they count inode-sized units from the group's start.
         let offset = first * inode_size;
         let len = u64::from(per_cluster) * inode_size;
         let group_bytes = u64::from(self.geometry.ag_blocks_of(ag)) << self.geometry.block_log;
@@ -173,6 +189,6 @@ impl InodeSource<'_> {
             let problem = FormatError::value("inode chunk record", "first inode", chunk.0.into());
             return Err(Error::corrupt_block(start, None, problem));
         }
-        Ok((Piece { daddr: start, len }, in_cluster as usize * usize::from(self.geometry.inode_size)))
+        Ok((BufMap { daddr: start, len }, in_cluster as usize * usize::from(self.geometry.inode_size)))
     }
 }

@@ -1,132 +1,158 @@
-//! One inode's place in memory: its committed version, its lock, and what the journal knows of it.
+//! An inode in memory: its committed version, its ilock, and its log item.
 //!
 //! Invariants:
-//! - the committed version never changes in place; a commit publishes another. Readers load it at any time, without
-//!   a lock and without writing to a cache line that others use;
-//! - who changes the inode holds `lock` exclusively up to the commit; who needs several looks at a directory to agree
-//!   holds it shared;
-//! - an inode has one entry at a time: the cache keeps it as long as anybody has it;
-//! - it is written into its cluster only when all changes of it are in the log.
+//! - the committed version never changes in place; a commit publishes a new one. Readers may look at it at any time. If
+//!   this thread has seen that version before, this takes no lock and writes no cache line that others use (see
+//!   [`published`](crate::published)). Otherwise it takes the lock of the inode's state for a few instructions;
+//! - a change holds `ilock` exclusively up to the commit. Several consistent reads of a directory hold it shared;
+//! - an inode has only one entry at a time: the cache keeps it as long as anybody holds it;
+//! - it is written into its cluster only when all its changes are in the log.
 
-use super::copying::Copying;
-use super::delayed::Delayed;
+use super::cow_state::CowState;
+use super::delalloc::Delalloc;
 use super::lazy_time::{LazyTime, after_overwrite};
 use super::recent::RecentInodes;
 use super::{Inode, Life};
-use crate::buf::{MetaBuf, Overlay};
+use crate::buf::{ClusterInode, MetaBuf};
 use crate::cache::Recall;
-use crate::log::{CommitSeq, ItemState, Landing, LogItem, LogVector, Push, VecSize};
-use arc_swap::ArcSwap;
+use crate::log::{
+    AfterCommit, CommitSeq, Entered, ItemState, Joining, LogItem, LogVector, Pending, Push, op_bytes,
+};
+use crate::published::{Snapshot, VersionNumber};
 use lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::{Mutex, MutexGuard, RawRwLock, RwLock};
+use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
-use xfs_format::log::{InodeFields, InodeFormat};
+use xfs_format::log::{InodeFields, InodeFormat, LogDinode};
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::{InodeNumber, Lsn};
+use xfs_format::types::{DiskAddr, InodeNumber, Lsn};
 
-/// The inode lock, held exclusively.
-pub type InodeLocked = Counted<ArcRwLockWriteGuard<RawRwLock, ()>>;
-/// The inode lock, held shared.
-pub type InodeShared = Counted<ArcRwLockReadGuard<RawRwLock, ()>>;
+/// The ilock, held exclusively.
+pub type IlockExclusive = Counted<ArcRwLockWriteGuard<RawRwLock, ()>>;
+/// The ilock, held shared.
+pub type IlockShared = Counted<ArcRwLockReadGuard<RawRwLock, ()>>;
 
 static INODE: LockClass = LockClass::new("inode");
 static STATE: LockClass = LockClass::new("inode state");
 
-/// Where an inode is written.
-#[derive(Clone)]
-pub(crate) struct Site {
+/// Where an inode is written: its imap.
+#[derive(Clone, Debug)]
+pub(crate) struct Imap {
     pub(crate) cluster: Arc<MetaBuf>,
-    /// Byte of the cluster where it begins.
+    /// Its offset in the cluster in bytes.
     pub(crate) offset: usize,
 }
 
-/// By how many bytes an inode's weight may be off before the cache is told: each telling takes a lock of the cache.
+/// By how many bytes an inode's weight may be off before the cache is told, which takes a lock of the cache.
 const WEIGHT_GRAIN: u64 = 1024;
+
+/// What readers, overwrites and path lookups use. Only a change of the file writes these cache lines; no count of users
+/// is in them.
+#[repr(align(64))]
+struct Looked {
+    /// The number of the committed version.
+    version: VersionNumber,
+    /// Counts the versions whose data map or size differs from the one before.
+    map_version: AtomicU64,
+    /// The first life whose end has not begun.
+    ended: AtomicU64,
+    overwritten: LazyTime,
+    /// Whether the inode is known to have no capabilities. A change of the content would have to remove them.
+    unprivileged: AtomicBool,
+    /// Whether the committed version has an attribute fork.
+    has_attrs: AtomicBool,
+    /// For a file that may share blocks, from the first use on.
+    copying: OnceLock<Box<CowState>>,
+    /// For a file with delayed allocation, from the first use on.
+    delayed: OnceLock<Box<Delalloc>>,
+    ino: InodeNumber,
+}
 
 /// An inode in memory.
 pub struct InodeEntry {
-    ino: InodeNumber,
-    lock: Arc<RwLock<()>>,
-    current: ArcSwap<Inode>,
-    /// Counts the versions that differ from the ones before in the map of the data or in size.
-    map_version: AtomicU64,
-    /// The checkpoint of the last commit, and of the last that is more than times.
+    looked: Looked,
+    ilock: Arc<RwLock<()>>,
+    /// The checkpoint of the last commit, and that of the last commit that changed more than times.
     committed: AtomicU64,
     datasync: AtomicU64,
     geometry: Arc<Geometry>,
     state: Mutex<State>,
+    /// Commits of the inode that are not in the log. Counted before the version is published. So whoever holds the
+    /// state's lock and finds none may write the current version.
+    pins: AtomicU32,
     item: ItemState,
     /// How many have it open.
     opens: AtomicU32,
-    /// The first life whose end has not begun.
-    ended: AtomicU64,
-    overwritten: LazyTime,
-    /// Whether the inode is known to hold no capabilities, which a change of its content would take away.
-    unprivileged: AtomicBool,
-    /// Of a file that may share blocks: once somebody asked.
-    copying: OnceLock<Box<Copying>>,
-    /// Of a file of which some is in memory alone, once there was any.
-    delayed: OnceLock<Box<Delayed>>,
-    /// What the cache takes it to weigh.
+    /// Its weight as the cache knows it.
     weighed: AtomicU64,
-    /// Where it was noted among those that were looked up lately, if it ever was; whether it may be there still.
+    /// The table of recent inodes in which it was noted, if ever; whether it may still be there; whether it was ever
+    /// looked up by name.
     noted_in: OnceLock<Weak<RecentInodes>>,
     noted: AtomicBool,
-    this: Weak<InodeEntry>,
-    /// Of `lock`, of `state`.
+    looked_up: AtomicBool,
+    /// The users of `ilock`, and those of `state`.
     users: Users,
     state_users: Users,
 }
 
 struct State {
-    /// Where it is to be written. An inode that is written lets go of its cluster, which many a clean inode would
-    /// keep in memory otherwise.
-    site: Option<Site>,
-    /// What was logged since the inode was last written.
-    fields: InodeFields,
-    /// Counts commits.
-    version: u64,
-    /// The version that is being written.
-    laid: Option<(u64, Lsn)>,
-    pins: u32,
-    /// Whether its cluster knows that it has to be written.
+    /// The committed version in the form in which it is logged.
+    latest: LoggedVersion,
+    /// The number of the version that is being written, and its LSN.
+    flushing: Option<(u64, Lsn)>,
+    /// Whether it is attached to its cluster for the next write.
     attached: bool,
+    /// What checkpoints have of it. It is pinned while there is any.
+    pending: Pending<LoggedVersion>,
+}
+
+/// A version of an inode that is to be logged.
+#[derive(Clone, Debug)]
+struct LoggedVersion {
+    inode: Arc<Inode>,
+    /// All fields that were logged since the inode was last written.
+    fields: InodeFields,
+    /// Where it is to be written. A clean inode releases its cluster, which would otherwise stay in memory.
+    imap: Option<Imap>,
 }
 
 impl InodeEntry {
     pub(crate) fn new(ino: InodeNumber, inode: Arc<Inode>, geometry: &Arc<Geometry>) -> Arc<Self> {
-        Arc::new_cyclic(|this| Self {
-            ino,
-            lock: Arc::default(),
-            current: ArcSwap::new(inode),
-            map_version: AtomicU64::new(0),
+        let weight = Self::weight_of(&inode);
+        Arc::new(Self {
+            looked: Looked {
+                version: VersionNumber::default(),
+                map_version: AtomicU64::new(0),
+                ended: AtomicU64::new(Life::FIRST.to_bits()),
+                overwritten: LazyTime::default(),
+                unprivileged: AtomicBool::new(false),
+                has_attrs: AtomicBool::new(inode.has_attrs()),
+                copying: OnceLock::new(),
+                delayed: OnceLock::new(),
+                ino,
+            },
+            ilock: Arc::default(),
             committed: AtomicU64::new(0),
             datasync: AtomicU64::new(0),
             geometry: Arc::clone(geometry),
             state: Mutex::new(State {
-                site: None,
-                fields: InodeFields::empty(),
-                version: 0,
-                laid: None,
-                pins: 0,
+                latest: LoggedVersion { inode, fields: InodeFields::empty(), imap: None },
+                flushing: None,
                 attached: false,
+                pending: Pending::default(),
             }),
+            pins: AtomicU32::new(0),
             item: ItemState::default(),
             opens: AtomicU32::new(0),
-            ended: AtomicU64::new(Life::FIRST.to_bits()),
-            overwritten: LazyTime::default(),
-            unprivileged: AtomicBool::new(false),
-            copying: OnceLock::new(),
-            delayed: OnceLock::new(),
-            weighed: AtomicU64::new(0),
+            weighed: AtomicU64::new(weight),
             noted_in: OnceLock::new(),
             noted: AtomicBool::new(false),
-            this: this.clone(),
+            looked_up: AtomicBool::new(false),
             users: Users::new(),
             state_users: Users::new(),
         })
@@ -134,52 +160,80 @@ impl InodeEntry {
 
     /// Its number.
     pub fn ino(&self) -> InodeNumber {
-        self.ino
+        self.looked.ino
     }
 
     /// The committed version.
     pub fn current(&self) -> Arc<Inode> {
-        self.current.load_full()
+        self.snapshot().keep()
     }
 
-    /// Whether the inode may hold capabilities, as far as is known.
+    /// The committed version, and where it is to be written, if that still exists. For a caller that will publish the
+    /// next version.
+    pub(crate) fn latest(&self) -> (Arc<Inode>, Option<Imap>) {
+        let state = self.words();
+        let (inode, imap) = (Arc::clone(&state.latest.inode), state.latest.imap.clone());
+        // Check after dropping the lock: write-back of a cluster takes it while inodes are flushed into the cluster.
+        drop(state);
+        (inode, imap.filter(|imap| !imap.cluster.is_stale()))
+    }
+
+    /// Whether the inode may have capabilities.
     #[inline]
     pub fn may_be_privileged(&self) -> bool {
-        !self.unprivileged.load(Ordering::Acquire)
+        !self.looked.unprivileged.load(Ordering::Acquire)
     }
 
-    /// Says whether it may. Whoever says so holds the inode's lock: shared to say no, behind a look that found none;
-    /// exclusive to say yes, before the change is published. So nobody writes where there are some still.
+    /// Whether the committed version has an attribute fork.
+    #[inline]
+    pub(crate) fn has_attrs(&self) -> bool {
+        self.looked.has_attrs.load(Ordering::Acquire)
+    }
+
+    /// Sets whether it may have capabilities. The caller holds the ilock: shared to say no, after a look that found
+    /// none; exclusively to say yes, before the change is published. So nobody writes without removing them.
     pub(crate) fn set_privileged(&self, may_be: bool) {
-        self.unprivileged.store(!may_be, Ordering::Release);
+        self.looked.unprivileged.store(!may_be, Ordering::Release);
     }
 
-    /// The committed version, for a look of a few instructions: costs no reference count.
-    pub fn peek(&self) -> arc_swap::Guard<Arc<Inode>> {
-        self.current.load()
+    /// The committed version for a short look. Costs neither a reference count nor a lock if this thread has seen that
+    /// version before.
+    #[inline]
+    pub fn snapshot(&self) -> Snapshot<Inode> {
+        self.looked.version.remembered().unwrap_or_else(|| self.look())
     }
 
-    /// Another number whenever a version was published that maps the data differently, or has another size. Who looks at
-    /// it first and at [`peek`](Self::peek) then knows, while it stays the same, that there is no later version.
+    #[inline(never)]
+    fn look(&self) -> Snapshot<Inode> {
+        let state = self.words();
+        let (number, inode) = (self.looked.version.get(), Arc::clone(&state.latest.inode));
+        drop(state);
+        let weight = inode.weight();
+        self.looked.version.remember(number, inode, weight)
+    }
+
+    /// A number that changes whenever a version is published with another data map or size. If it is read before
+    /// [`snapshot`](Self::snapshot), and still is the same later, that snapshot's map and size are current.
     #[inline]
     pub(crate) fn map_version(&self) -> u64 {
-        self.map_version.load(Ordering::Acquire)
+        self.looked.map_version.load(Ordering::Acquire)
     }
 
-    /// The checkpoint in which the last commit of the inode is, which `fsync` has to see into the log. Whoever commits has
-    /// the inode locked until that is known: this waits for it, and covers all that can be seen.
+    /// The checkpoint of the last commit of the inode, which `fsync` must force. A committer has the inode locked until
+    /// the checkpoint is known. This waits for the lock, so it covers everything that can be seen.
     pub fn commit_seq(&self) -> CommitSeq {
-        let _nobody_commits = self.share();
+        let _nobody_commits = self.ilock_shared();
         CommitSeq(self.committed.load(Ordering::Acquire))
     }
 
-    /// As [`commit_seq`](Self::commit_seq), of the last commit that is more than times: `fdatasync` needs no others.
+    /// Like [`commit_seq`](Self::commit_seq), for the last commit that changed more than times, which is enough for
+    /// `fdatasync`.
     pub fn datasync_seq(&self) -> CommitSeq {
-        let _nobody_commits = self.share();
+        let _nobody_commits = self.ilock_shared();
         CommitSeq(self.datasync.load(Ordering::Acquire))
     }
 
-    /// A change, of times alone or not, was committed in this checkpoint. The caller has the lock.
+    /// A change was committed in this checkpoint; `is_times` says that it only changed times. The caller has the lock.
     pub(crate) fn committed_in(&self, seq: CommitSeq, is_times: bool) {
         self.committed.store(seq.0, Ordering::Release);
         if !is_times {
@@ -188,26 +242,26 @@ impl InodeEntry {
     }
 
     /// Locks the inode for changes.
-    pub fn lock(&self) -> InodeLocked {
-        let (attempt, block) = (|| RwLock::try_write_arc(&self.lock), || RwLock::write_arc(&self.lock));
+    pub fn ilock(&self) -> IlockExclusive {
+        let (attempt, block) = (|| RwLock::try_write_arc(&self.ilock), || RwLock::write_arc(&self.ilock));
         INODE.lock_by(&self.users, Mode::Exclusive, attempt, block)
     }
 
-    /// As [`lock`](Self::lock), without waiting.
-    pub fn try_lock(&self) -> Option<InodeLocked> {
-        INODE.try_lock_by(&self.users, Mode::Exclusive, || RwLock::try_write_arc(&self.lock))
+    /// Like [`ilock`](Self::ilock), without waiting.
+    pub fn try_ilock(&self) -> Option<IlockExclusive> {
+        INODE.try_lock_by(&self.users, Mode::Exclusive, || RwLock::try_write_arc(&self.ilock))
     }
 
-    /// Keeps changes off.
-    pub fn share(&self) -> InodeShared {
-        let (attempt, block) = (|| RwLock::try_read_arc(&self.lock), || RwLock::read_arc(&self.lock));
+    /// Locks the inode shared, which keeps changes out.
+    pub fn ilock_shared(&self) -> IlockShared {
+        let (attempt, block) = (|| RwLock::try_read_arc(&self.ilock), || RwLock::read_arc(&self.ilock));
         INODE.lock_by(&self.users, Mode::Shared, attempt, block)
     }
 
-    /// Keeps the file of this life from being freed when it loses its last name. `false`: it is gone, or going. The caller
-    /// keeps changes off.
-    pub(crate) fn open(&self, life: Life, _shared: &InodeShared) -> bool {
-        let inode = self.peek();
+    /// Keeps the file of this life from being freed when it loses its last name. Returns `false` if it is gone or
+    /// going. The caller keeps changes out.
+    pub(crate) fn open(&self, life: Life, _shared: &IlockShared) -> bool {
+        let inode = self.snapshot();
         let exists = inode.life() == life && self.is_in_use(&inode);
         if exists {
             self.count_open();
@@ -215,37 +269,38 @@ impl InodeEntry {
         exists
     }
 
-    /// Counts one more who has it open. The caller has the lock.
+    /// Counts one more open. The caller has the lock.
     pub(crate) fn count_open(&self) {
         self.opens.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes an [`open`](Self::open) of the file of this life back; whether it was the last one.
+    /// Undoes an [`open`](Self::open) of the file of this life. Returns whether it was the last one.
     pub(crate) fn close(&self, life: Life) -> bool {
         if self.has_ended(life) {
-            // Whoever closed the volume took them all back, and those of now are another file's.
+            // The end of this life took back all its opens. The current ones belong to another file.
             return false;
         }
         let one_less = |opens: u32| opens.checked_sub(1);
         let last = self.opens.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less) == Ok(1);
         if last {
-            // Of one who closes it and one who takes its last name, each of whom looks at what the other does, one sees it.
+            // One thread closes the file while another removes its last name. Each checks what the other does, and at
+            // least one of them notices.
             fence(Ordering::SeqCst);
         }
         last
     }
 
-    /// Whether somebody has it open. Nobody opens it while the caller has the lock.
+    /// Whether somebody has it open. Nobody can open it while the caller has the lock.
     pub(crate) fn is_open(&self) -> bool {
         self.opens.load(Ordering::Acquire) > 0
     }
 
-    /// Begins the end of a file that has no name and that nobody has open: nobody opens, links or changes it any more.
-    /// The life, once in it: who gets that frees the file.
+    /// Begins the end of a file that has no name and that nobody has open. From then on nobody opens, links or changes
+    /// it. Returns the life only once; whoever gets it frees the file.
     pub(crate) fn begin_inactivation(&self) -> Option<Life> {
         fence(Ordering::SeqCst);
-        let _locked = self.lock();
-        let inode = self.peek();
+        let _locked = self.ilock();
+        let inode = self.snapshot();
         let unused = self.is_in_use(&inode) && inode.nlink() == 0 && !self.is_open();
         if unused {
             self.end(inode.life());
@@ -253,11 +308,11 @@ impl InodeEntry {
         unused.then(|| inode.life())
     }
 
-    /// Begins the end of a file that has no name, for the only one who has it open: it is not open any more then. `false` also
-    /// where that cannot be said without a wait for somebody.
+    /// Begins the end of a file that has no name, for the only one who has it open, and closes it. Returns `false` also
+    /// if finding out would mean waiting.
     pub(crate) fn begin_inactivation_by_last(&self, life: Life) -> bool {
-        let Some(_locked) = self.try_lock() else { return false };
-        let inode = self.peek();
+        let Some(_locked) = self.try_ilock() else { return false };
+        let inode = self.snapshot();
         let is_going = inode.life() == life && self.is_in_use(&inode) && inode.nlink() == 0;
         let is_last = is_going && self.opens.load(Ordering::Acquire) == 1;
         if is_last {
@@ -267,27 +322,27 @@ impl InodeEntry {
         is_last
     }
 
-    /// Ends the life that the inode is in, whoever has it open or has begun that: the volume is being closed, and nobody
-    /// has it any more.
+    /// Ends the current life, whoever has it open or has begun its end. The volume is being closed, and nobody uses the
+    /// file any more.
     pub(crate) fn take_inactivation(&self) -> Life {
-        let _locked = self.lock();
+        let _locked = self.ilock();
         self.opens.store(0, Ordering::SeqCst);
-        let life = self.peek().life();
+        let life = self.snapshot().life();
         self.end(life);
         life
     }
 
     fn end(&self, life: Life) {
-        self.ended.store(life.next().to_bits(), Ordering::Release);
+        self.looked.ended.store(life.next().to_bits(), Ordering::Release);
     }
 
-    /// Whether this version is of a file, and one whose end has not begun.
+    /// Whether this version is that of a file whose end has not begun.
     #[inline]
     pub(crate) fn is_in_use(&self, inode: &Inode) -> bool {
         !inode.is_free() && !self.is_ending(inode)
     }
 
-    /// Whether the end of the file that this version is of has begun.
+    /// Whether the end of this version's file has begun.
     pub(crate) fn is_ending(&self, inode: &Inode) -> bool {
         self.has_ended(inode.life())
     }
@@ -295,127 +350,136 @@ impl InodeEntry {
     /// Whether the end of the file of this life has begun.
     #[inline]
     pub(crate) fn has_ended(&self, life: Life) -> bool {
-        self.ended.load(Ordering::Acquire) > life.to_bits()
+        self.looked.ended.load(Ordering::Acquire) > life.to_bits()
     }
 
-    /// What is known of the file's shared blocks, and what is staged for copies of them.
-    pub(crate) fn copying(&self) -> &Copying {
-        self.copying.get_or_init(Box::default)
+    /// The copy-on-write state of the file.
+    pub(crate) fn cow(&self) -> &CowState {
+        self.looked.copying.get_or_init(Box::default)
     }
 
-    /// The same, if anybody asked for it.
+    /// The same, if it has been used.
     #[inline]
-    pub(crate) fn copying_if_any(&self) -> Option<&Copying> {
-        self.copying.get().map(Box::as_ref)
+    pub(crate) fn cow_if_any(&self) -> Option<&CowState> {
+        self.looked.copying.get().map(Box::as_ref)
     }
 
-    /// What is promised to the part of the file that is in memory alone.
-    pub(crate) fn delayed(&self) -> &Delayed {
-        self.delayed.get_or_init(Box::default)
+    /// The delayed allocation of the file.
+    pub(crate) fn delalloc(&self) -> &Delalloc {
+        self.looked.delayed.get_or_init(Box::default)
     }
 
-    /// The same, if anything ever was.
+    /// The same, if it has been used.
     #[inline]
-    pub(crate) fn delayed_if_any(&self) -> Option<&Delayed> {
-        self.delayed.get().map(Box::as_ref)
+    pub(crate) fn delalloc_if_any(&self) -> Option<&Delalloc> {
+        self.looked.delayed.get().map(Box::as_ref)
     }
 
-    /// Has whoever looked at the map look again: other blocks are shared than before.
+    /// Makes readers of the map look again, because other blocks are shared now.
     pub(crate) fn sharing_changed(&self) {
-        self.map_version.fetch_add(1, Ordering::Release);
+        self.looked.map_version.fetch_add(1, Ordering::Release);
     }
 
-    /// When the content of a file with this number was last written over in place.
+    /// When the content of this file was last overwritten in place.
     pub(crate) fn overwritten(&self) -> &LazyTime {
-        &self.overwritten
+        &self.looked.overwritten
     }
 
-    /// Times of modification and of change of a version of it, where that does not know yet that the content was
-    /// written over.
+    /// Times of modification and change for a version, if it does not know yet that the content was overwritten.
     pub fn pending_times(&self, inode: &Inode) -> Option<(Timestamp, Timestamp)> {
-        let time = self.overwritten.get(inode.life())?;
+        let time = self.looked.overwritten.get(inode.life())?;
         Some(after_overwrite((inode.mtime(), inode.ctime()), time))
     }
 
-    /// Where it is to be written, if it has changed since it was, and that still exists.
-    pub(crate) fn site(&self) -> Option<Site> {
-        // Not looked at with the lock held: who writes a cluster has it locked while its inodes are laid into it.
-        let site = self.words().site.clone();
-        site.filter(|site| !site.cluster.is_stale())
+    /// Its weight in bytes as the cache knows it.
+    pub(crate) fn weighed(&self) -> u64 {
+        self.weighed.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory, for the cache, which takes it to weigh that from now on.
-    pub(crate) fn weigh(&self) -> u64 {
-        let weight = self.weight();
+    /// The weight in bytes with `inode`, its committed version. The cache uses this weight from now on.
+    pub(crate) fn weigh(&self, inode: &Inode) -> u64 {
+        let weight = self.weight(inode);
         self.weighed.store(weight, Ordering::Relaxed);
         weight
     }
 
-    fn weight(&self) -> u64 {
-        let copying = self.copying_if_any().map_or(0, Copying::weight);
-        size_of::<Self>() as u64 + self.peek().weight() + copying
+    fn weight(&self, inode: &Inode) -> u64 {
+        Self::weight_of(inode) + self.cow_if_any().map_or(0, CowState::weight)
     }
 
-    /// It is noted there. The caller has its shard of the cache locked.
+    fn weight_of(inode: &Inode) -> u64 {
+        size_of::<Self>() as u64 + inode.weight()
+    }
+
+    /// Whether it was looked up by name before. Notes this lookup.
+    pub(crate) fn is_looked_up_again(&self) -> bool {
+        let again = self.looked_up.load(Ordering::Relaxed);
+        if !again {
+            self.looked_up.store(true, Ordering::Relaxed);
+        }
+        again
+    }
+
+    /// Records that it is noted in `recent`. The caller has its shard of the cache locked.
     pub(super) fn note_in(&self, recent: &Weak<RecentInodes>) {
         self.noted_in.get_or_init(|| Weak::clone(recent));
         self.noted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether its maps have grown or shrunk so much that the cache should know.
-    pub(crate) fn is_misjudged(&self) -> bool {
-        let weighed = self.weighed.load(Ordering::Relaxed);
-        let weight = self.weight();
+    /// Whether the maps of `inode`, its committed version, have grown or shrunk so much that the cache should know.
+    pub(crate) fn is_misjudged(&self, inode: &Inode) -> bool {
+        let weighed = self.weighed();
+        let weight = self.weight(inode);
         weight.abs_diff(weighed) > WEIGHT_GRAIN + weighed / 4
     }
 
-    /// What has to be logged if `fields` of `inode` change, earlier changes that are not written yet included.
-    pub(crate) fn to_log(&self, inode: &Inode, fields: InodeFields) -> InodeFields {
-        let earlier = self.words().fields;
-        // A fork that changed its format is logged in its new form alone.
-        ((earlier | fields) & !(InodeFields::DFORK | InodeFields::AFORK | InodeFields::DEV))
-            | fork_fields(inode, earlier | fields)
-            | InodeFields::CORE
-    }
-
-    /// Formats what is logged of the inode, which lies at `site`.
-    pub(crate) fn format(&self, inode: &Inode, fields: InodeFields, site: &Site) -> LogVector {
-        let regions = inode.log_regions(fields, &self.geometry);
+    /// Formats a version into a vector.
+    fn format(&self, version: &LoggedVersion, vector: &mut LogVector) {
+        let before = vector.log_bytes();
+        let LoggedVersion { inode, fields, imap } = version;
+        let regions = inode.log_regions(*fields, &self.geometry);
         let count = 2 + regions.iter().flatten().count();
-        let region_bytes =
-            regions.iter().flatten().map(|bytes| bytes.len().next_multiple_of(4)).sum::<usize>();
-        let core = inode.core().to_log(self.ino, &self.geometry, inode.is_free(), self.item.lsn());
-        let core = zerocopy::IntoBytes::as_bytes(&core);
-        let size =
-            VecSize { regions: count as u32, bytes: (InodeFormat::BYTES + core.len() + region_bytes) as u32 };
+        let core = inode.core().to_log(self.looked.ino, &self.geometry, inode.is_free(), self.item.lsn());
         let [data, attr] = &regions;
-        // Recovery takes the region behind the core for the data fork if the fields say so: a fork without bytes must
-        // not be among them, or the attribute fork's region is not found.
-        let mut fields = fields;
+        // If the fields include the data fork, recovery takes the region after the core for it. So a fork without bytes
+        // must not be included, or recovery would miss the attribute fork's region.
+        let mut fields = *fields;
         for (fork, region) in [(InodeFields::DFORK, data), (InodeFields::AFORK, attr)] {
             if region.is_none() {
                 fields.remove(fork);
             }
         }
-        let len = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, |bytes| bytes.len() as u16);
+        let len = |bytes: &Option<Cow<'_, [u8]>>| bytes.as_ref().map_or(0, |bytes| bytes.len() as u16);
+        let (cluster, offset) = imap.as_ref().map_or((None, 0), |imap| (Some(&imap.cluster), imap.offset));
+        debug_assert!(cluster.is_some(), "an inode is pinned, and has no place");
         let header = InodeFormat {
             regions: count as u16,
             fields,
             asize: len(attr),
             dsize: len(data),
-            ino: self.ino,
+            ino: self.looked.ino,
             rdev: inode.raw_device(),
-            daddr: site.cluster.daddr(),
-            len: (site.cluster.len() / 512) as u32,
-            offset: site.offset as u32,
+            daddr: cluster.map_or(DiskAddr(0), |cluster| cluster.daddr()),
+            len: cluster.map_or(0, |cluster| cluster.len() / 512) as u32,
+            offset: offset as u32,
         };
-        let mut vector = LogVector::of_spare(size);
         vector.region_with(InodeFormat::BYTES, |to| header.encode(to));
-        vector.region(core);
+        vector.region(zerocopy::IntoBytes::as_bytes(&core));
         for bytes in regions.iter().flatten() {
             vector.region(bytes);
         }
-        vector
+        let said = Self::log_bytes(inode, version.fields);
+        debug_assert_eq!(vector.log_bytes() - before, said, "what its commit paid for");
+    }
+
+    /// Log bytes of a version, including operation headers.
+    fn log_bytes(inode: &Inode, fields: InodeFields) -> u32 {
+        let forks = inode.log_region_bytes(fields);
+        (op_bytes(InodeFormat::BYTES) + op_bytes(size_of::<LogDinode>()) + forks) as u32
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.pins.load(Ordering::Acquire) > 0
     }
 
     fn words(&self) -> Counted<MutexGuard<'_, State>> {
@@ -423,43 +487,82 @@ impl InodeEntry {
         STATE.lock_by(&self.state_users, Mode::Exclusive, || state.try_lock(), || state.lock())
     }
 
-    /// Lets go of a cluster that was freed, which would stay in memory as long as the inode does otherwise; unless there
-    /// is another version since.
+    /// Releases a freed cluster, which would otherwise stay in memory as long as the inode. Does nothing if there is a
+    /// newer version.
     fn let_go(&self, version: u64) {
         let mut state = self.words();
-        if state.version == version && state.pins == 0 && !state.attached {
-            state.site = None;
+        if self.looked.version.get() == version && !self.is_pinned() && !state.attached {
+            state.latest.imap = None;
         }
     }
 
-    /// Publishes what a transaction committed. The caller has the lock, and has pinned the inode.
-    pub(crate) fn publish(&self, inode: Arc<Inode>, fields: InodeFields, site: &Site) {
+    /// Publishes a transaction's change of these fields in the checkpoint that it joins. The caller has the lock.
+    pub(crate) fn commit(
+        self: &Arc<Self>,
+        inode: Arc<Inode>,
+        changed: InodeFields,
+        imap: &Imap,
+        joining: &mut Joining<'_>,
+    ) {
+        let entered = self.enter(inode, changed, imap, joining.seq(), joining.is_formatted());
+        joining.entered(entered, || Arc::clone(self) as Arc<dyn LogItem>);
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        inode: Arc<Inode>,
+        changed: InodeFields,
+        imap: &Imap,
+        seq: u64,
+        is_formatted: bool,
+    ) -> Entered {
         let maps = |inode: &Inode| (inode.map_seq(), inode.size());
-        let (before, now) = (maps(&self.peek()), maps(&inode));
-        self.current.store(inode);
-        if before != now {
-            self.map_version.fetch_add(1, Ordering::Release);
-        }
         let mut state = self.words();
-        state.version += 1;
-        state.fields = fields;
-        let known = state.site.as_ref().is_some_and(|known| Arc::ptr_eq(&known.cluster, &site.cluster));
+        let State { pending, latest, .. } = &mut **state;
+        pending.before_change(seq, || latest.clone());
+        latest.fields = to_log(&inode, latest.fields, changed);
+        let bytes = Self::log_bytes(&inode, latest.fields);
+        let entered = pending.changed(seq, bytes);
+        if entered.before.is_none() {
+            self.pin();
+        }
+        let before = std::mem::replace(&mut latest.inode, inode);
+        self.looked.version.renew(&latest.inode, || latest.inode.weight());
+        self.looked.has_attrs.store(latest.inode.has_attrs(), Ordering::Release);
+        // This order matters: see `map_version`.
+        if maps(&before) != maps(&latest.inode) {
+            self.looked.map_version.fetch_add(1, Ordering::Release);
+        }
+        let known = latest.imap.as_ref().is_some_and(|known| Arc::ptr_eq(&known.cluster, &imap.cluster));
         if !known {
-            state.site = Some(site.clone());
+            latest.imap = Some(imap.clone());
+        }
+        if is_formatted {
+            let mut vector = LogVector::of_spare(bytes as usize);
+            self.format(latest, &mut vector);
+            pending.keep_vector(vector);
         }
         let attached = std::mem::replace(&mut state.attached, true);
         drop(state);
-        if !(attached && known)
-            && let Some(this) = self.this.upgrade()
-            && !site.cluster.attach(this)
-        {
-            // The last inode of a chunk was freed, and the chunk with it, in one transaction.
-            self.detached();
+        drop(before);
+        let is_attached = attached && known;
+        if !is_attached && !imap.cluster.attach(Arc::clone(self) as Arc<dyn ClusterInode>) {
+            // The transaction freed the last inode of a chunk, and the chunk with it.
+            self.cluster_freed();
         }
+        entered
     }
 }
 
-/// The fork regions of `wanted`, in the form that the forks have now.
+/// What must be logged if `fields` of `inode` change, including earlier changes that are not written back yet.
+fn to_log(inode: &Inode, earlier: InodeFields, fields: InodeFields) -> InodeFields {
+    // A fork that changed its format is logged only in its new form.
+    ((earlier | fields) & !(InodeFields::DFORK | InodeFields::AFORK | InodeFields::DEV))
+        | fork_fields(inode, earlier | fields)
+        | InodeFields::CORE
+}
+
+/// The fork regions of `wanted`, in the present format of the forks.
 fn fork_fields(inode: &Inode, wanted: InodeFields) -> InodeFields {
     use InodeFields as F;
     let mut fields = F::empty();
@@ -485,7 +588,7 @@ fn fork_fields(inode: &Inode, wanted: InodeFields) -> InodeFields {
 }
 
 impl Recall for InodeEntry {
-    /// Asked with its shard of the cache locked exclusively.
+    /// Called with its shard of the cache locked exclusively.
     fn recall(&self) -> bool {
         let noted = self.noted.load(Ordering::Relaxed);
         if noted {
@@ -498,37 +601,45 @@ impl Recall for InodeEntry {
     }
 }
 
-impl Overlay for InodeEntry {
-    fn lay(&self, bytes: &mut [u8]) -> bool {
+impl ClusterInode for InodeEntry {
+    fn flush_into(&self, bytes: &mut [u8]) -> bool {
         let mut state = self.words();
-        if state.pins > 0 {
+        if self.is_pinned() {
             return false;
         }
         // First the LSN, then the copy.
         let lsn = self.item.lsn();
-        let inode = self.current.load();
+        let inode = &state.latest.inode;
         let inode_len = usize::from(self.geometry.inode_size);
-        let place = state.site.as_ref().and_then(|site| bytes.get_mut(site.offset..site.offset + inode_len));
+        let place =
+            state.latest.imap.as_ref().and_then(|imap| bytes.get_mut(imap.offset..imap.offset + inode_len));
         if let Some(place) = place {
-            inode.core().encode(self.ino, &self.geometry, inode.is_free(), inode.fork_bytes(), lsn, place);
+            inode.core().encode(
+                self.looked.ino,
+                &self.geometry,
+                inode.is_free(),
+                inode.fork_bytes(),
+                lsn,
+                place,
+            );
         }
-        state.laid = Some((state.version, lsn));
+        state.flushing = Some((self.looked.version.get(), lsn));
         state.attached = false;
         true
     }
 
-    fn detached(&self) {
+    fn cluster_freed(&self) {
         self.words().attached = false;
     }
 
-    fn written(self: Arc<Self>) -> Option<(Arc<dyn LogItem>, Lsn)> {
+    fn flush_done(self: Arc<Self>) -> Option<(Arc<dyn LogItem>, Lsn)> {
         let mut state = self.words();
-        let (version, lsn) = state.laid.take()?;
-        if version != state.version {
+        let (version, lsn) = state.flushing.take()?;
+        if version != self.looked.version.get() {
             return None;
         }
-        state.fields = InodeFields::empty();
-        state.site = None;
+        state.latest.fields = InodeFields::empty();
+        state.latest.imap = None;
         drop(state);
         Some((self, lsn))
     }
@@ -540,38 +651,47 @@ impl LogItem for InodeEntry {
     }
 
     fn pin(&self) {
-        self.words().pins += 1;
+        self.pins.fetch_add(1, Ordering::Release);
     }
 
     fn unpin(&self) {
-        let mut state = self.words();
-        debug_assert!(state.pins > 0, "unpinned more often than pinned");
-        state.pins = state.pins.saturating_sub(1);
+        let before = self.pins.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(before > 0, "unpinned more often than pinned");
     }
 
-    fn landed(&self, _lsn: Lsn) -> Landing {
-        Landing::Ail
+    fn committed(&self, _lsn: Lsn) -> AfterCommit {
+        AfterCommit::Ail
+    }
+
+    fn collect(&self, seq: u64, vector: &mut LogVector) -> bool {
+        let mut state = self.words();
+        let State { pending, latest, .. } = &mut **state;
+        let taken = pending.collect(seq, || latest.clone());
+        drop(state);
+        let Some(taken) = taken else { return false };
+        taken.add_to(vector, |version, vector| self.format(&version, vector));
+        true
     }
 
     fn push(self: Arc<Self>) -> Push {
         let state = self.words();
-        if state.laid.is_some() {
+        if state.flushing.is_some() {
             return Push::Flushing;
         }
-        if state.pins > 0 {
+        if self.is_pinned() {
             return Push::Pinned;
         }
-        let (site, version) = (state.site.clone(), state.version);
+        let (imap, version) = (state.latest.imap.clone(), self.looked.version.get());
         let detached = !state.attached;
         drop(state);
-        match site {
-            // Its cluster was freed, and perhaps made again since, without it: once the log says so, nothing is left to
-            // be written.
-            Some(site) if detached && !site.cluster.is_stale_and_pinned() => {
+        match imap {
+            // Its cluster was freed, and perhaps made again without this inode. Once that is in the log, nothing is
+            // left to be written.
+            Some(imap) if detached && !imap.cluster.is_stale_and_pinned() => {
                 self.let_go(version);
                 Push::Gone
             }
-            Some(site) => site.cluster.write_back(),
+            Some(imap) => imap.cluster.write_back(),
             None => Push::Gone,
         }
     }
@@ -579,14 +699,14 @@ impl LogItem for InodeEntry {
 
 impl Debug for InodeEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InodeEntry").field("ino", &self.ino).finish_non_exhaustive()
+        f.debug_struct("InodeEntry").field("ino", &self.looked.ino).finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::buf::{Change, Piece};
+    use crate::buf::{BufChange, BufMap};
     use crate::imap::CLUSTER;
     use crate::testing::geometry;
     use xfs_format::inode::{CORE_LEN_V3, ForkInfo, InodeCore, InodeFlags, InodeFlags2, InodeType};
@@ -619,8 +739,8 @@ pub(super) mod tests {
         Inode::fresh(InodeNumber(ino), core, true)
     }
 
-    /// Each inode of a removed file that was still in memory kept the cluster there that it had been in; and the inode
-    /// whose removal freed the cluster, published behind that, stayed in memory itself, held by the cluster.
+    /// Regression: each inode of a removed file that was still in memory kept its former cluster there. And the inode
+    /// whose removal freed the cluster was published after that, and stayed in memory because the cluster held it.
     #[test]
     fn a_cluster_that_was_freed_is_let_go_of() {
         for freed_first in [false, true] {
@@ -629,22 +749,22 @@ pub(super) mod tests {
     }
 
     fn a_freed_cluster(freed_first: bool) {
-        let piece = Piece { daddr: DiskAddr(32), len: 16384 };
+        let map = BufMap { daddr: DiskAddr(32), len: 16384 };
         let bytes = Arc::from(vec![0; 16384]);
-        let cluster = Arc::new(MetaBuf::new(&[piece], bytes, &CLUSTER, &Arc::default()));
-        let site = Site { cluster: Arc::clone(&cluster), offset: 0 };
+        let cluster = Arc::new(MetaBuf::new(&[map], bytes, &CLUSTER, &Arc::default()));
+        let imap = Imap { cluster: Arc::clone(&cluster), offset: 0 };
         let inode = Arc::new(free_inode(64));
         let entry = InodeEntry::new(InodeNumber(64), Arc::clone(&inode), &Arc::new(geometry(true, 12, 0)));
-        entry.pin();
+        let enter = |inode| entry.enter(inode, InodeFields::CORE, &imap, 1, false);
         cluster.pin();
         if freed_first {
-            cluster.publish(Change::Stale);
-            entry.publish(inode, InodeFields::CORE, &site);
+            cluster.publish(BufChange::Invalidate, &mut cluster.lock());
+            enter(inode);
         } else {
-            entry.publish(inode, InodeFields::CORE, &site);
-            cluster.publish(Change::Stale);
+            enter(inode);
+            cluster.publish(BufChange::Invalidate, &mut cluster.lock());
         }
-        drop(site);
+        drop(imap);
         entry.unpin();
         assert!(
             matches!(Arc::clone(&entry).push(), Push::Pinned),

@@ -1,29 +1,29 @@
-//! A file, as somebody knows it who looked it up: an inode, and which of the files that had its number is meant.
+//! A file that was looked up: an inode, and which of the files with its number is meant.
 //!
-//! A handle keeps nobody from removing the file, and does not keep what is freed from being used again: whoever goes
-//! by one asks, with the inode locked, whether it still stands for what it stood for.
+//! A handle does not keep the file from being removed, nor its inode from being reused. So its user checks, with the
+//! inode locked, whether it still stands for the same file.
 //!
 //! Invariants:
 //! - the lives of a number are told apart exactly: they are counted as long as its inode is in memory, and a handle
 //!   keeps it there;
-//! - the end of a life begins once. From then on every handle of that file is stale, though the inode is freed in many
-//!   transactions.
+//! - the end of a life begins once. From then on every handle of that file is stale, although freeing the inode may
+//!   take many transactions.
 
-use super::{Inode, InodeEntry, InodeShared};
+use super::{IlockShared, Inode, InodeEntry};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 use xfs_format::inode::InodeType;
 use xfs_format::types::InodeNumber;
 
-/// Which of the files that had an inode number since it came into memory.
+/// The files that have had an inode number since it came into memory, numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Life(u64);
 
 impl Life {
-    /// The first that is known.
+    /// The first known life.
     pub(crate) const FIRST: Self = Self(0);
 
-    /// That of the file that has the number next.
+    /// The life of the number's next file.
     pub(crate) fn next(self) -> Self {
         Self(self.0 + 1)
     }
@@ -43,7 +43,7 @@ pub struct InodeHandle {
 }
 
 impl InodeHandle {
-    /// A handle of the file that `inode` is, a version of the inode in `entry`.
+    /// A handle of the file that `inode`, a version of the inode in `entry`, belongs to.
     pub(crate) fn new(entry: Arc<InodeEntry>, inode: &Inode) -> Self {
         Self { entry, life: inode.life(), kind: inode.kind() }
     }
@@ -53,36 +53,36 @@ impl InodeHandle {
         self.entry.ino()
     }
 
-    /// Its type, which no file changes.
+    /// The file's type, which never changes.
     pub fn kind(&self) -> InodeType {
         self.kind
     }
 
-    /// Its place in memory, which may stand for another file since.
+    /// Its inode in memory, which may belong to another file by now.
     pub fn entry(&self) -> &Arc<InodeEntry> {
         &self.entry
     }
 
-    /// Which of the files that had its number it is.
+    /// Which of the files with its number it is.
     pub(crate) fn life(&self) -> Life {
         self.life
     }
 
-    /// The committed version. [`Error::Stale`] once the file is gone, or going.
+    /// The committed version. [`Error::Stale`] if the file is gone or going.
     pub fn current(&self) -> Result<Arc<Inode>> {
         let inode = self.entry.current();
         self.check(&inode)?;
         Ok(inode)
     }
 
-    /// Keeps changes off, and gives the committed version, which is there to stay as long as they are. Blocks that it
-    /// maps are its own meanwhile.
-    pub fn share(&self) -> Result<(InodeShared, Arc<Inode>)> {
-        let shared = self.entry.share();
+    /// Locks the inode shared and returns the committed version, which does not change meanwhile. Blocks that it maps
+    /// belong to it meanwhile.
+    pub fn ilock_shared(&self) -> Result<(IlockShared, Arc<Inode>)> {
+        let shared = self.entry.ilock_shared();
         Ok((shared, self.current()?))
     }
 
-    /// Fails unless `inode`, the latest version for who asks, is the file that this handle was made for.
+    /// Fails unless `inode`, the latest version that the caller sees, is the file that this handle was made for.
     pub(crate) fn check(&self, inode: &Inode) -> Result<()> {
         let same = inode.life() == self.life && self.entry.is_in_use(inode);
         if same { Ok(()) } else { Err(Error::Stale(self.ino())) }

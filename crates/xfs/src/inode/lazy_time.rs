@@ -1,9 +1,9 @@
-//! When a file's content was last written over without a transaction, until its inode is told.
+//! When a file's content was last overwritten without a transaction, until the inode is updated.
 //!
 //! Invariants:
-//! - noting a time costs two loads, and stores only where the system's coarse clock has ticked since the last note:
+//! - noting a time costs two loads. It stores only if the system's coarse clock has ticked since the last note, so
 //!   threads that overwrite one file do not pass a cache line to and fro;
-//! - a time is of one life of the inode's number: a later file does not get it, however late somebody gives it back.
+//! - a time belongs to one life of the inode's number. A later file never gets it, however late somebody puts it back.
 
 use super::Life;
 use std::cmp::Ordering::{Equal, Greater, Less};
@@ -12,9 +12,9 @@ use xfs_format::timestamp::Timestamp;
 
 const NANOS: u64 = 1_000_000_000;
 
-/// Times of modification and of change, `known` to the inode, of what was written over at `time`.
+/// Times of modification and change of a file that was overwritten at `time`. `known` are those in the inode.
 ///
-/// A modification ahead of the last change of all was set by hand, and before: it says no more.
+/// A modification time ahead of the change time was set by hand before the overwrite, so it is replaced.
 pub(crate) fn after_overwrite(known: (Timestamp, Timestamp), time: Timestamp) -> (Timestamp, Timestamp) {
     let (mtime, ctime) = known;
     (if mtime > ctime { time } else { mtime.max(time) }, ctime.max(time))
@@ -23,25 +23,25 @@ pub(crate) fn after_overwrite(known: (Timestamp, Timestamp), time: Timestamp) ->
 /// A time that the inode does not know yet.
 #[derive(Debug, Default)]
 pub struct LazyTime {
-    /// Nanoseconds since 1970; 0: none.
+    /// Nanoseconds since 1970; 0 for none.
     nanos: AtomicU64,
-    /// Of which file.
+    /// The file that it belongs to.
     life: AtomicU64,
 }
 
 impl LazyTime {
-    /// Remembers that the content of the file of this life is written over now.
+    /// Notes that the content of this life's file is being overwritten now.
     #[inline]
     pub fn note(&self, life: Life) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        // A clock that was never set still gives a time that is not "none".
+        // A clock that was never set must still give a time other than 0.
         let now = u64::try_from(now.tv_sec).unwrap_or(0) * NANOS + u64::try_from(now.tv_nsec).unwrap_or(0);
         let now = now.max(1);
         match self.life.load(Ordering::Relaxed).cmp(&life.to_bits()) {
             // The file is gone.
             Greater => return,
             Equal => {}
-            // Who sees this before the time is beside an overwrite, and takes an earlier time for that of it.
+            // Whoever sees this before the new time runs beside an overwrite, and takes an earlier time for its time.
             Less => self.life.store(life.to_bits(), Ordering::Release),
         }
         if self.nanos.load(Ordering::Relaxed) != now {
@@ -49,12 +49,18 @@ impl LazyTime {
         }
     }
 
+    /// Whether there is a time, of whatever life.
+    #[inline]
+    pub fn is_noted(&self) -> bool {
+        self.nanos.load(Ordering::Relaxed) != 0
+    }
+
     /// The time, if the inode does not know it yet.
     pub fn get(&self, life: Life) -> Option<Timestamp> {
         if self.is_of(life) { Self::time(self.nanos.load(Ordering::Relaxed)) } else { None }
     }
 
-    /// As [`get`](Self::get), for whoever tells the inode, or the inode something later, and has it locked.
+    /// Like [`get`](Self::get), for a caller that updates the inode with this time or a later one and has it locked.
     pub fn take(&self, life: Life) -> Option<Taken<'_>> {
         if !self.is_of(life) {
             return None;
@@ -68,12 +74,12 @@ impl LazyTime {
     }
 
     fn time(nanos: u64) -> Option<Timestamp> {
-        let secs = (nanos / NANOS).cast_signed();
-        (nanos != 0).then_some(Timestamp { secs, nanos: (nanos % NANOS) as u32 })
+        let (seconds, nanoseconds) = ((nanos / NANOS).cast_signed(), (nanos % NANOS) as u32);
+        (nanos != 0).then_some(Timestamp { seconds, nanoseconds })
     }
 }
 
-/// A time that somebody is about to tell the inode. Dropping it puts it back.
+/// A time with which somebody is about to update the inode. Dropping it puts it back.
 #[must_use = "it is put back at once if it is not kept"]
 #[derive(Debug)]
 pub struct Taken<'a> {
@@ -89,7 +95,7 @@ impl Taken<'_> {
         self.time
     }
 
-    /// The inode knows it, or something later.
+    /// The inode has this time or a later one.
     pub fn told(mut self) {
         self.nanos = 0;
     }
@@ -98,7 +104,7 @@ impl Taken<'_> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if self.of.is_of(self.life) {
-            // What was noted meanwhile is later.
+            // A time that was noted meanwhile is later.
             self.of.nanos.fetch_max(self.nanos, Ordering::Relaxed);
         }
     }

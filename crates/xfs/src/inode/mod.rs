@@ -1,25 +1,25 @@
 //! Inodes in memory.
 //!
-//! An [`Inode`] is a copy of a core that passed its checks, with the bytes of its forks: one version, which others
-//! may look at as long as they like. The extent lists of its forks are loaded at their first use and stay. An
-//! [`InodeEntry`] holds the version that is committed; a transaction changes a copy and publishes it.
+//! An [`Inode`] is a checked copy of a core with the bytes of its forks. It is one version, which others may read as
+//! long as they like. The extent lists of its forks are loaded at their first use and stay. An [`InodeEntry`] holds the
+//! committed version; a transaction changes a copy and publishes it.
 //!
-//! Invariant: a fork's bytes are what the inode on disk holds of it (up to what is used), its format and count say
-//! how to read them, and its extent list, where it is loaded, says the same.
+//! Invariant: a fork's bytes are those of the inode on disk (up to what is used), its format and count say how to read
+//! them, and its extent list, if loaded, has the same content.
 
-mod copying;
-mod delayed;
+mod claim_reserves;
+mod cow_state;
+mod delalloc;
 mod entry;
 mod handle;
-mod kept;
 mod lazy_time;
 mod protection;
 mod recent;
 mod runs;
 
-pub(crate) use copying::{BlockSet, Copying, Cuts};
-pub(crate) use entry::Site;
-pub use entry::{InodeEntry, InodeLocked, InodeShared};
+pub(crate) use cow_state::{BlockSet, CowState, CutExtents};
+pub(crate) use entry::Imap;
+pub use entry::{IlockExclusive, IlockShared, InodeEntry};
 pub use handle::{InodeHandle, Life};
 pub(crate) use lazy_time::{Taken as TakenTime, after_overwrite};
 pub use protection::Protection;
@@ -27,10 +27,13 @@ pub(crate) use recent::RecentInodes;
 
 pub use crate::ifork::ForkKind;
 pub(crate) use crate::ifork::ForkState;
+pub use crate::published::Snapshot;
 
 use crate::dcache::FileId;
 use crate::error::{Error, Result};
 use crate::imap::InodeBytes;
+use crate::log::op_bytes;
+use std::borrow::Cow;
 use std::sync::Arc;
 use xfs_format::bmbt::BmbtRoot;
 use xfs_format::error::FormatError;
@@ -47,18 +50,18 @@ pub struct Inode {
     core: InodeCore,
     data: ForkState,
     attr: Option<ForkState>,
-    /// It is in no tree's list of inodes in use: what is here is what the next file at this place begins with.
+    /// It is free. Its content is what the next file with this number starts from.
     free: bool,
     /// Counts changes of the data fork's map.
     map_seq: u64,
-    /// Which of the files that had this number it is.
+    /// Which of the files with this number it is.
     life: Life,
-    /// A file that was made without a name and has had none so far.
+    /// A file that was made without a name and has had none so far (O_TMPFILE).
     nameless: bool,
 }
 
 impl Inode {
-    /// Checks the bytes of an inode that should be in use.
+    /// Parses and checks the bytes of an inode that should be in use.
     pub(crate) fn parse(ino: InodeNumber, found: &InodeBytes, geometry: &Geometry) -> Result<Self> {
         let wrap = |problem| Error::corrupt_block(found.daddr(), Some(ino), problem);
         let bytes = found.bytes();
@@ -120,7 +123,7 @@ impl Inode {
         self.core.nlink
     }
 
-    /// The project that quota counts it for.
+    /// The project for quota.
     pub fn project_id(&self) -> u32 {
         self.core.projid
     }
@@ -130,17 +133,17 @@ impl Inode {
         self.core.size
     }
 
-    /// Blocks of the volume that it takes, those of its maps and attributes included.
+    /// Blocks that it takes, including those of its maps and attributes.
     pub fn blocks(&self) -> u64 {
         self.core.nblocks
     }
 
-    /// The generation, which changes whenever the number is given to another file.
+    /// The generation. It changes whenever the number is given to another file.
     pub fn generation(&self) -> u32 {
         self.core.generation
     }
 
-    /// Number and generation, which tell it from all others.
+    /// Number and generation, which identify the file.
     pub fn id(&self) -> FileId {
         FileId { ino: self.ino, generation: self.core.generation }
     }
@@ -185,7 +188,7 @@ impl Inode {
         self.fork_state(kind).map(|fork| fork.format)
     }
 
-    /// How many extents a fork says that it has.
+    /// The number of extents that a fork's count says.
     pub fn extent_count(&self, kind: ForkKind) -> u64 {
         self.fork_state(kind).map_or(0, |fork| fork.nextents)
     }
@@ -197,34 +200,32 @@ impl Inode {
         }
     }
 
-    /// Which of the files that had this number it is.
+    /// Which of the files with this number it is.
     pub fn life(&self) -> Life {
         self.life
     }
 
-    /// Whether it was made without a name and has had none so far, so that it may still get one.
+    /// Whether it was made without a name and has had none so far. Only then may it still get one.
     pub(crate) fn is_nameless(&self) -> bool {
         self.nameless
     }
 
-    /// Says whether it is such a file.
+    /// Sets whether it is such a file.
     pub(crate) fn set_nameless(&mut self, nameless: bool) {
         self.nameless = nameless;
     }
 
-    /// Whether no file is here.
+    /// Whether it is free.
     pub fn is_free(&self) -> bool {
         self.free
     }
 
-    /// Which version of the data fork's map this is.
-    #[allow(dead_code, reason = "its users follow")]
+    /// The version number of the data fork's map.
     pub(crate) fn map_seq(&self) -> u64 {
         self.map_seq
     }
 
-    /// A new file's inode, or what a freed one leaves: no forks but an empty data fork.
-    #[allow(dead_code, reason = "its users follow")]
+    /// A new file's inode, or a freed one: no forks but an empty data fork.
     pub(crate) fn fresh(ino: InodeNumber, core: InodeCore, free: bool) -> Self {
         let data = ForkState::with(core.data.format, 0, Box::default(), None);
         let (life, nameless) = (Life::FIRST, false);
@@ -234,25 +235,18 @@ impl Inode {
         inode
     }
 
-    /// What is at this place next: nothing, which ends the life of the file that was here, or a new file.
+    /// The next content of this number: free, which ends the life of its file, or a new file.
     pub(crate) fn succeeded_by(&self, core: InodeCore, free: bool) -> Self {
         let life = if free { self.life.next() } else { self.life };
         Self { life, ..Self::fresh(self.ino, core, free) }
     }
 
-    /// The core, for changing everything but what the forks say of themselves.
+    /// The core, for changing everything except the forks' formats and counts.
     pub(crate) fn core_mut(&mut self) -> &mut InodeCore {
         &mut self.core
     }
 
-    /// Marks the inode as free or in use.
-    #[allow(dead_code, reason = "its users follow")]
-    pub(crate) fn set_free(&mut self, free: bool) {
-        self.free = free;
-    }
-
-    /// Gives a fork other content. It must fit where the fork lies.
-    #[allow(dead_code, reason = "its users follow")]
+    /// Replaces a fork's content. It must fit into the fork's space.
     pub(crate) fn set_fork(&mut self, kind: ForkKind, fork: ForkState) {
         let info = match kind {
             ForkKind::Data => Some(&mut self.core.data),
@@ -272,10 +266,9 @@ impl Inode {
         }
     }
 
-    /// Moves the boundary between the forks to this byte of the inode: an attribute fork comes into being, empty, if
-    /// there was none. `None` takes the attribute fork away. What the forks hold must fit on both sides.
-    #[allow(dead_code, reason = "its users follow")]
-    pub(crate) fn set_boundary(&mut self, at: Option<usize>, inode_size: usize) {
+    /// Moves forkoff to this byte of the inode. An empty attribute fork is made if there was none. `None` removes the
+    /// attribute fork. The content of both forks must fit.
+    pub(crate) fn set_forkoff(&mut self, at: Option<usize>, inode_size: usize) {
         let Some(at) = at else {
             self.core.attr = None;
             self.attr = None;
@@ -299,7 +292,7 @@ impl Inode {
         (&self.data.bytes, self.attr.as_ref().map_or(&[], |attr| &attr.bytes))
     }
 
-    /// The device number as the data fork holds it; 0 where there is none.
+    /// The device number in the data fork; 0 if there is none.
     pub(crate) fn raw_device(&self) -> u32 {
         match (self.data.format, self.data.bytes.first_chunk::<4>()) {
             (ForkFormat::Dev, Some(raw)) => u32::from_be_bytes(*raw),
@@ -307,15 +300,32 @@ impl Inode {
         }
     }
 
-    /// What is logged of the data fork and of the attribute fork.
-    pub(crate) fn log_regions(&self, fields: InodeFields, geometry: &Geometry) -> [Option<Vec<u8>>; 2] {
-        let region = |fork: &ForkState| -> Option<Vec<u8>> {
+    /// Bytes of [`log_regions`](Self::log_regions), each with its operation header.
+    pub(crate) fn log_region_bytes(&self, fields: InodeFields) -> usize {
+        let region = |fork: &ForkState| match fork.format {
+            ForkFormat::Dev => 0,
+            _ if fork.bytes.is_empty() => 0,
+            ForkFormat::Local | ForkFormat::Extents => op_bytes(fork.bytes.len()),
+            ForkFormat::Btree => BmbtRoot::view(&fork.bytes).map_or(0, |root| op_bytes(root.log_len())),
+        };
+        let data = if fields.intersects(InodeFields::DFORK) { region(&self.data) } else { 0 };
+        let attr = self.attr.as_ref().filter(|_| fields.intersects(InodeFields::AFORK));
+        data + attr.map_or(0, region)
+    }
+
+    /// The regions that are logged of the data fork and the attribute fork.
+    pub(crate) fn log_regions<'a>(
+        &'a self,
+        fields: InodeFields,
+        geometry: &Geometry,
+    ) -> [Option<Cow<'a, [u8]>>; 2] {
+        let region = |fork: &'a ForkState| -> Option<Cow<'a, [u8]>> {
             match fork.format {
                 ForkFormat::Dev => None,
                 _ if fork.bytes.is_empty() => None,
-                ForkFormat::Local | ForkFormat::Extents => Some(fork.bytes.to_vec()),
+                ForkFormat::Local | ForkFormat::Extents => Some(Cow::Borrowed(&*fork.bytes)),
                 ForkFormat::Btree => {
-                    BmbtRoot::view(&fork.bytes).ok().map(|root| root.to_log(geometry.meta_uuid))
+                    BmbtRoot::view(&fork.bytes).ok().map(|root| Cow::Owned(root.to_log(geometry.meta_uuid)))
                 }
             }
         };

@@ -1,7 +1,7 @@
-//! Inodes that are protected: immutable ones, and those that only grow.
+//! Protected inodes: immutable and append-only.
 //!
-//! The kernel asks before each change, of root as well, and so do we: who wants to change such an inode takes the flag
-//! off first. What is asked is what the kernel's `may_create`, `may_delete`, `vfs_link` and `notify_change` ask.
+//! The kernel checks this before each change, for root as well, and so do we: to change such an inode, clear its flag
+//! first. The rules are those of the kernel's `may_create`, `may_delete`, `vfs_link` and `notify_change`.
 
 use super::Inode;
 use crate::error::{Error, Result};
@@ -12,12 +12,12 @@ use xfs_format::inode::InodeFlags;
 pub enum Protection {
     /// Nothing about it may change.
     Immutable,
-    /// Bytes or names may be added, and nothing else may change.
+    /// Bytes or names may be added; nothing else may change.
     AppendOnly,
 }
 
 impl Protection {
-    /// How the words of an error name it.
+    /// Its name in error messages.
     const fn name(self) -> &'static str {
         match self {
             Self::Immutable => "immutable",
@@ -27,7 +27,7 @@ impl Protection {
 }
 
 impl Inode {
-    /// How it is protected, if it is. An immutable one may have the other flag, too.
+    /// The protection, if any. An immutable inode may have the other flag as well.
     pub fn protection(&self) -> Option<Protection> {
         let flags = self.core().flags;
         if flags.contains(InodeFlags::IMMUTABLE) {
@@ -39,12 +39,12 @@ impl Inode {
         }
     }
 
-    /// Fails for any protection.
+    /// Fails if it is protected in any way.
     pub fn check_unprotected(&self) -> Result<()> {
         self.protection().map_or(Ok(()), |how| Err(self.protected(how)))
     }
 
-    /// Fails where nothing may be added.
+    /// Fails if nothing may be added.
     pub fn check_may_grow(&self) -> Result<()> {
         match self.protection() {
             Some(how @ Protection::Immutable) => Err(self.protected(how)),

@@ -1,12 +1,13 @@
-//! Inodes that were looked up lately, found by their number without a lock and without writing to lines that others use.
+//! Recently looked-up inodes, found by number without a lock and without writing to cache lines that others use.
 //!
-//! It stands before the inode cache and holds a part of what is there, as a set-associative table whose places are
-//! `ArcSwap`s: a reader protects what it loads in a slot of its own thread.
+//! This table stands before the inode cache and holds a part of its content. It is a set-associative table whose slots
+//! are `ArcSwap`s: a reader protects what it loads in a slot of its own thread.
 //!
 //! Invariants:
-//! - what is in here is in the cache: an inode is noted with its shard of the cache locked (shared will do), and the cache
-//!   lets go of none before it was recalled, with its shard locked exclusively. So an inode has one entry, here as there;
-//! - what was recalled counts in `Arc::strong_count` for whoever still looks at it.
+//! - what is in the table is in the cache. An inode is noted with its shard of the cache locked (shared is enough), and
+//!   the cache evicts none before it was recalled with that shard locked exclusively. So an inode has one entry,
+//!   whether it is found here or there;
+//! - an inode that is still read after a recall counts in `Arc::strong_count`.
 
 use super::InodeEntry;
 use crate::keyed_hash::KeyedHash;
@@ -17,14 +18,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use xfs_format::types::InodeNumber;
 
-/// Places in which an inode can be.
+/// Slots that an inode can be in.
 const WAYS: usize = 4;
-/// So many inodes that are numbered in a row lie in sets beside each other, as a logarithm.
+/// log2 of how many consecutive inodes lie in adjacent sets.
 const ROW_LOG: u32 = 4;
-/// Where all places are taken, one in so many that are looked up takes another's: to change places is dear.
+/// If all slots are taken, only one in this many lookups replaces another inode, because changing slots is expensive.
 const RARELY: u8 = 8;
 
-/// Inodes of a volume that were looked up lately.
+/// Recently looked-up inodes of a volume.
 #[derive(Debug)]
 pub(crate) struct RecentInodes {
     sets: LazyTable<Set>,
@@ -32,16 +33,16 @@ pub(crate) struct RecentInodes {
     this: Weak<Self>,
 }
 
-/// A cache line.
+/// A set of slots in one cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Set {
-    /// Which inode is, most likely, at which place.
+    /// The inode number that each slot most likely has.
     inos: [AtomicU64; WAYS],
     entries: [ArcSwapOption<InodeEntry>; WAYS],
 }
 
-/// An inode that was found, and stays where it is meanwhile.
+/// An inode that was found. It stays in place meanwhile.
 pub(crate) struct Recent(Guard<Option<Arc<InodeEntry>>>);
 
 impl Recent {
@@ -51,7 +52,7 @@ impl Recent {
 }
 
 impl RecentInodes {
-    /// A table of at most so many bytes.
+    /// A table of at most this many bytes.
     pub(crate) fn within(bytes: u64) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             sets: LazyTable::within(bytes),
@@ -60,12 +61,12 @@ impl RecentInodes {
         })
     }
 
-    /// Bytes that it takes once all of it is in use.
+    /// Bytes that it takes once it is fully used.
     pub(crate) fn bytes(&self) -> u64 {
         self.sets.bytes()
     }
 
-    /// The inode of this number, if it is here.
+    /// The inode of this number, if it is in the table.
     #[inline]
     pub(crate) fn find(&self, ino: InodeNumber) -> Option<Recent> {
         let set = self.sets.find(self.hash(ino))?;
@@ -74,28 +75,28 @@ impl RecentInodes {
         found.entry().is_some_and(|entry| entry.ino() == ino).then_some(found)
     }
 
-    /// Takes note of an inode. The caller has its shard of the cache locked.
+    /// Notes an inode. The caller has its shard of the cache locked.
     pub(crate) fn note(&self, entry: &Arc<InodeEntry>) {
         let ino = entry.ino();
         let set = self.sets.make(self.hash(ino));
         let way_of = |ino: u64| set.inos.iter().position(|known| known.load(Ordering::Relaxed) == ino);
-        // An inode that was recalled leaves its number.
+        // A recalled inode leaves its number behind.
         let free = || set.entries.iter().position(|place| place.load().is_none());
         let any = || (fastrand::u8(..RARELY) == 0).then(|| fastrand::usize(..WAYS));
         let Some(way) = way_of(ino.0).or_else(free).or_else(any) else { return };
         entry.note_in(&self.this);
         set.inos[way].store(ino.0, Ordering::Relaxed);
-        // What was there is in the cache still.
+        // The replaced inode is still in the cache.
         set.entries[way].store(Some(Arc::clone(entry)));
     }
 
-    /// Forgets an inode. The caller has its shard of the cache locked exclusively.
+    /// Removes an inode. The caller has its shard of the cache locked exclusively.
     pub(crate) fn recall(&self, entry: &InodeEntry) {
         let Some(set) = self.sets.find(self.hash(entry.ino())) else { return };
         for place in &set.entries {
             let found = place.load();
             if found.as_ref().is_some_and(|found| std::ptr::eq(&raw const **found, entry)) {
-                // If it is another one by now, that one is not this.
+                // If the slot has another inode by now, leave it.
                 place.compare_and_swap(&found, None);
             }
         }
@@ -103,7 +104,7 @@ impl RecentInodes {
 
     #[inline]
     fn hash(&self, ino: InodeNumber) -> u64 {
-        // The lowest bits choose the place in a piece of the table.
+        // The lowest bits choose the set within a row.
         self.hasher.hash_one(ino.0 >> ROW_LOG) & !((1 << ROW_LOG) - 1) | ino.0 & ((1 << ROW_LOG) - 1)
     }
 }
@@ -122,7 +123,7 @@ mod tests {
         InodeEntry::new(InodeNumber(ino), Arc::new(free_inode(ino)), &Arc::new(geometry(true, 12, 0)))
     }
 
-    /// What was looked up lately leaves the cache like all others, and then is in neither.
+    /// Recent inodes are evicted from the cache like all others, and then are in neither.
     #[test]
     fn what_leaves_the_cache_is_recalled_and_what_somebody_has_stays() {
         let (recent, cache) = (RecentInodes::within(1 << 16), Cache::new(100, 1, &CLASS));
@@ -142,7 +143,7 @@ mod tests {
         assert!((1..1000).filter(kept).count() == 10 && kept(&1));
     }
 
-    /// A reader counts for nobody until what it looks at is recalled.
+    /// A reader counts in the reference count only once the inode is recalled.
     #[test]
     fn who_looks_at_an_inode_that_is_recalled_keeps_it_in_the_cache() {
         let (recent, cache) = (RecentInodes::within(1 << 16), Cache::new(100, 1, &CLASS));
@@ -161,7 +162,7 @@ mod tests {
         assert!(cache.get(&InodeNumber(1)).is_none());
     }
 
-    /// However many there are, each is found as itself.
+    /// However many there are, each number finds its own inode.
     #[test]
     fn a_full_table_gives_nobody_another_inode() {
         let recent = RecentInodes::within(0);

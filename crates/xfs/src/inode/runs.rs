@@ -1,26 +1,26 @@
-//! Runs of a file's blocks, and how many blocks they are together.
+//! Runs of a file's blocks, and their total length.
 //!
-//! Invariant: none overlap.
+//! Invariant: they do not overlap.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use xfs_format::types::FileBlock;
 
-/// See above.
+/// A set of runs of blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    /// Ends, by the first blocks.
+    /// The end of each run, by its first block.
     runs: BTreeMap<FileBlock, FileBlock>,
     blocks: u64,
 }
 
 impl Runs {
-    /// How many blocks they are.
+    /// The total number of blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// How many of `blocks` are not among them.
+    /// How many of `blocks` are not in the set.
     pub(crate) fn missing(&self, blocks: &Range<FileBlock>) -> u64 {
         let before = self
             .runs
@@ -32,7 +32,7 @@ impl Runs {
         (blocks.end.0 - blocks.start.0) - there
     }
 
-    /// Adds blocks, some of which may be there; how many were not.
+    /// Adds blocks. Returns how many of them were not in the set.
     pub(crate) fn add(&mut self, blocks: &Range<FileBlock>) -> u64 {
         let before = self.blocks;
         self.cut(blocks);
@@ -43,7 +43,7 @@ impl Runs {
         self.blocks - before
     }
 
-    /// Takes blocks out; how many of them were there.
+    /// Removes blocks. Returns how many of them were in the set.
     pub(crate) fn cut(&mut self, blocks: &Range<FileBlock>) -> u64 {
         if blocks.start >= blocks.end {
             return 0;

@@ -1,12 +1,12 @@
-//! The active item list: items that are in the log and not yet in their places, by the LSN of the checkpoint that
-//! holds their latest changes. The oldest of them is where the log's tail is.
+//! The active item list (AIL): items that are in the log and not yet written back, sorted by the LSN of the checkpoint
+//! that has their latest changes. The oldest item determines the log's tail.
 //!
-//! All items of one checkpoint have one LSN, so that the list is a map of buckets. Invariants: an item's LSN and
-//! place say where it is; no bucket is empty; the tail never goes back (but for what is adopted at first); and space behind the tail is handed out
-//! (as the return value of whatever moved the tail) exactly once.
+//! All items of one checkpoint have the same LSN, so the list is a map of buckets. Invariants: an item's LSN and index
+//! say where it is; no bucket is empty; the tail never moves back (except for items adopted at the start); and the
+//! space freed by a tail move is returned exactly once, by the call that moved the tail.
 
 use super::item::LogItem;
-use super::layout::{Layout, Pos};
+use super::layout::{LogLayout, Pos};
 use super::sync::{Condvar, Mutex, MutexGuard, lock, lock_by, wait, wait_for};
 use lockstat::{Counted, LockClass, Users};
 use std::collections::BTreeMap;
@@ -21,12 +21,12 @@ static LIST: LockClass = LockClass::new("ail");
 struct Bucket {
     items: Vec<Option<Arc<dyn LogItem>>>,
     living: usize,
-    /// Of these, intents.
+    /// How many of the items are intents.
     intents: usize,
 }
 
 impl Bucket {
-    /// Takes an item in, and gives its place.
+    /// Adds an item and returns its index.
     fn add(&mut self, item: Arc<dyn LogItem>) -> u32 {
         self.living += 1;
         self.intents += usize::from(item.is_intent());
@@ -38,8 +38,8 @@ impl Bucket {
 #[derive(Debug)]
 struct List {
     buckets: BTreeMap<Lsn, Bucket>,
-    /// Behind the youngest checkpoint that has landed: the tail when nothing is left.
-    landed: Pos,
+    /// The end of the youngest committed checkpoint: the tail if the list is empty.
+    committed_to: Pos,
     tail: Pos,
     dead: bool,
 }
@@ -48,31 +48,31 @@ struct List {
 pub(super) struct Ail {
     list: Mutex<List>,
     users: Users,
-    /// The tail has moved, or nothing is left.
+    /// Signalled when the tail has moved or the list is empty.
     moved: Condvar,
-    layout: Layout,
+    layout: LogLayout,
 }
 
-/// A place in the list: an LSN, and a number among its items.
+/// A position in the list: an LSN and an index among its items.
 pub(super) type Cursor = (Lsn, u32);
 
 impl Ail {
-    /// An empty list of a log that goes on at `head`.
-    pub(super) fn new(layout: Layout, head: Pos) -> Self {
-        let list = List { buckets: BTreeMap::new(), landed: head, tail: head, dead: false };
+    /// An empty list for a log that continues at `head`.
+    pub(super) fn new(layout: LogLayout, head: Pos) -> Self {
+        let list = List { buckets: BTreeMap::new(), committed_to: head, tail: head, dead: false };
         Self { list: Mutex::new(list), users: Users::new(), moved: Condvar::new(), layout }
     }
 
-    /// Takes in the items of the checkpoint that begins at `lsn` and ends at `end`; takes out `gone`. Gives the
-    /// bytes by which the tail has moved.
-    pub(super) fn land(
+    /// Inserts the items of the checkpoint from `lsn` to `end`, and removes `gone`. Returns the bytes by which the tail
+    /// has moved.
+    pub(super) fn insert_checkpoint(
         &self,
         lsn: Lsn,
         end: Pos,
         items: impl ExactSizeIterator<Item = Arc<dyn LogItem>>,
         gone: &[Arc<dyn LogItem>],
     ) -> u64 {
-        // Dropped with no lock held.
+        // To be dropped with no lock held.
         let mut dropped = Vec::new();
         let mut list = self.list();
         let mut bucket = Bucket { items: Vec::with_capacity(items.len()), ..Bucket::default() };
@@ -87,11 +87,11 @@ impl Ail {
         for item in gone {
             list.take(&**item).into_iter().for_each(|old| dropped.push(old));
         }
-        list.landed = list.landed.max(end);
+        list.committed_to = list.committed_to.max(end);
         self.settle(&mut list)
     }
 
-    /// Takes in an item of before this journal was opened. Gives the bytes by which the tail goes back to it.
+    /// Inserts an item from before this journal was opened. Returns the bytes by which the tail moves back to it.
     pub(super) fn adopt(&self, lsn: Lsn, item: Arc<dyn LogItem>) -> u64 {
         let mut list = self.list();
         let bucket = list.buckets.entry(lsn).or_default();
@@ -103,7 +103,7 @@ impl Ail {
         bytes
     }
 
-    /// Takes out those of `items` that are still at the LSN given. Gives the bytes by which the tail has moved.
+    /// Removes those of `items` that are still at the given LSN. Returns the bytes by which the tail has moved.
     pub(super) fn remove<'a>(&self, items: impl Iterator<Item = (&'a Arc<dyn LogItem>, Lsn)>) -> u64 {
         let mut dropped = Vec::new();
         let mut list = self.list();
@@ -115,9 +115,9 @@ impl Ail {
         self.settle(&mut list)
     }
 
-    /// Moves the tail to where it belongs.
+    /// Moves the tail to the oldest item.
     fn settle(&self, list: &mut List) -> u64 {
-        let tail = list.buckets.keys().next().map_or(list.landed, |&lsn| self.layout.pos(lsn));
+        let tail = list.buckets.keys().next().map_or(list.committed_to, |&lsn| self.layout.pos(lsn));
         let moved = tail.bytes_since(list.tail);
         if moved != 0 || list.is_written() {
             self.moved.notify_all();
@@ -131,22 +131,22 @@ impl Ail {
         self.list().tail
     }
 
-    /// Up to where the log's checkpoints have landed.
-    pub(super) fn landed(&self) -> Lsn {
-        self.layout.lsn(self.list().landed)
+    /// The LSN up to which checkpoints have been committed.
+    pub(super) fn committed_to(&self) -> Lsn {
+        self.layout.lsn(self.list().committed_to)
     }
 
-    /// Whether nothing is in the list.
+    /// Whether the list is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.list().buckets.is_empty()
     }
 
-    /// Whether nothing waits to be written back. There may be intents, which their transactions end.
+    /// Whether nothing is left to be written back. There may be intents, which end with their transactions.
     pub(super) fn is_written(&self) -> bool {
         self.list().is_written()
     }
 
-    /// All intents, if the tail is where one of them is.
+    /// All intents, if one of them is at the tail.
     pub(super) fn intents_at_the_tail(&self) -> Option<Vec<Arc<dyn LogItem>>> {
         let list = self.list();
         list.buckets.first_key_value().filter(|(_, first)| first.intents > 0)?;
@@ -156,7 +156,7 @@ impl Ail {
         Some(list.buckets.values().filter(|bucket| bucket.intents > 0).flat_map(of).collect())
     }
 
-    /// Puts up to `most` items, from `from` on and not beyond `upto`, at the end of `into`. Gives where to go on.
+    /// Appends up to `most` items to `into`, beginning at `from` and not beyond `upto`. Returns where to continue.
     pub(super) fn batch(
         &self,
         from: Cursor,
@@ -185,7 +185,7 @@ impl Ail {
         None
     }
 
-    /// Waits until nothing waits to be written back but intents. `false`: it never will.
+    /// Waits until only intents are left. Returns `false` if that will never be.
     pub(super) fn wait_until_written(&self) -> bool {
         let mut list = lock(&self.list);
         while !list.is_written() {
@@ -197,7 +197,7 @@ impl Ail {
         !list.dead
     }
 
-    /// Waits until all items up to `upto` are written back, or have moved on, but no longer than `most`.
+    /// Waits until all items up to `upto` are written back or have moved on, but no longer than `most`.
     pub(super) fn wait_until_behind(&self, upto: Lsn, most: Duration) {
         let mut list = lock(&self.list);
         while !list.dead && list.buckets.keys().next().is_some_and(|&lsn| lsn < upto) {
@@ -209,13 +209,13 @@ impl Ail {
         }
     }
 
-    /// Wakes who waits.
+    /// Wakes all waiters.
     pub(super) fn kill(&self) {
         lock(&self.list).dead = true;
         self.moved.notify_all();
     }
 
-    /// Lets go of all items. The tail stays where it was.
+    /// Drops all items. The tail stays where it was.
     pub(super) fn clear(&self) {
         let buckets = std::mem::take(&mut self.list().buckets);
         for item in buckets.into_values().flat_map(|bucket| bucket.items).flatten() {
@@ -233,7 +233,7 @@ impl List {
         self.buckets.values().all(|bucket| bucket.living == bucket.intents)
     }
 
-    /// Takes an item out of its bucket, if it is in one.
+    /// Removes an item from its bucket, if it is in one.
     fn take(&mut self, item: &dyn LogItem) -> Option<Arc<dyn LogItem>> {
         let (lsn, place) = item.state().place();
         if lsn.0 == 0 {
@@ -253,7 +253,7 @@ impl List {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use super::super::item::{ItemState, Landing, Push};
+    use super::super::item::{AfterCommit, ItemState, Push};
     use super::*;
 
     #[derive(Debug, Default)]
@@ -265,15 +265,15 @@ mod tests {
         }
         fn pin(&self) {}
         fn unpin(&self) {}
-        fn landed(&self, _lsn: Lsn) -> Landing {
-            Landing::Ail
+        fn committed(&self, _lsn: Lsn) -> AfterCommit {
+            AfterCommit::Ail
         }
         fn push(self: Arc<Self>) -> Push {
             Push::Gone
         }
     }
 
-    const LAYOUT: fn() -> Layout = || Layout::for_tests(1000, 512, 32 << 10);
+    const LAYOUT: fn() -> LogLayout = || LogLayout::for_tests(1000, 512, 32 << 10);
 
     fn items(count: usize) -> Vec<Arc<dyn LogItem>> {
         (0..count).map(|_| Arc::new(Plain::default()) as _).collect()
@@ -289,14 +289,14 @@ mod tests {
         let items = items(6);
         let land = |at: u64, end: u64, which: &[usize]| {
             let list: Vec<_> = which.iter().map(|&nth| Arc::clone(&items[nth])).collect();
-            ail.land(lsn(at), Pos(1000 + end), list.into_iter(), &[])
+            ail.insert_checkpoint(lsn(at), Pos(1000 + end), list.into_iter(), &[])
         };
         assert_eq!(land(0, 10, &[0, 1, 2]), 0);
         assert_eq!(land(10, 25, &[3, 4]), 0);
-        // Moved on: all of the first checkpoint's but one.
+        // All items of the first checkpoint except one have moved on.
         assert_eq!(land(25, 30, &[0, 2, 5]), 0);
         assert_eq!(ail.tail(), Pos(1000));
-        // Too late: it has moved on.
+        // Too late: the item has moved on.
         assert_eq!(ail.remove([(&items[0], lsn(0))].into_iter()), 0);
         assert_eq!(ail.remove([(&items[1], lsn(0))].into_iter()), 10 * 512);
         assert!(!items[1].state().in_ail() && items[0].state().in_ail());
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(ail.remove(all.into_iter()), 20 * 512);
         assert!(ail.is_empty());
         assert_eq!(ail.tail(), Pos(1030));
-        // An empty list follows what lands.
+        // The tail of an empty list follows the commits.
         assert_eq!(land(30, 40, &[]), 10 * 512);
     }
 
@@ -312,10 +312,10 @@ mod tests {
     fn an_intent_that_lands_with_its_done_item_does_not_stay() {
         let ail = Ail::new(LAYOUT(), Pos(1000));
         let items = items(2);
-        let freed = ail.land(lsn(0), Pos(1010), items.clone().into_iter(), &items[..1]);
+        let freed = ail.insert_checkpoint(lsn(0), Pos(1010), items.clone().into_iter(), &items[..1]);
         assert_eq!(freed, 0);
         assert!(!items[0].state().in_ail());
-        assert_eq!(ail.land(lsn(10), Pos(1020), Vec::new().into_iter(), &items[1..]), 20 * 512);
+        assert_eq!(ail.insert_checkpoint(lsn(10), Pos(1020), Vec::new().into_iter(), &items[1..]), 20 * 512);
     }
 
     #[test]
@@ -323,7 +323,7 @@ mod tests {
         let ail = Ail::new(LAYOUT(), Pos(1000));
         let all = items(100);
         for (nth, part) in all.chunks(7).enumerate() {
-            ail.land(lsn(nth as u64), Pos(1001 + nth as u64), part.iter().cloned(), &[]);
+            ail.insert_checkpoint(lsn(nth as u64), Pos(1001 + nth as u64), part.iter().cloned(), &[]);
         }
         ail.remove(all.iter().step_by(3).map(|item| (item, item.state().lsn())));
         let upto = lsn(9);

@@ -1,27 +1,27 @@
-//! The committed items list: what was committed and is not in the log yet.
+//! The committed items list (CIL): what was committed and is not in the log yet.
 //!
-//! It is cut into shards. A commit takes the lock of its own thread's shard, and nothing else; who closes the
-//! checkpoint takes all of them, so that the locks of the shards are the striped gate that decides which
-//! checkpoint a commit joins: of two commits where one builds on the other, the later one is never in the earlier
-//! checkpoint. While all are held, only lists are swapped; vectors are collected afterwards.
+//! It has shards. A commit takes only the lock of its thread's shard. Closing the checkpoint takes all of them. So the
+//! shard locks are the striped gate that decides which checkpoint a commit joins: if one commit builds on another, it
+//! never joins an earlier checkpoint. While all locks are held, lists are only swapped; vectors are collected
+//! afterwards.
 //!
-//! The older design has one shard for all, which commits lock when their items are formatted, pinned and published; what
-//! keeps their checkpoint open is a lock of its own, which they hold shared ([`CilLocks::SingleLock`]).
+//! The older design has a single shard, which a commit locks after its items are formatted, pinned and published. A
+//! separate lock, which commits hold shared, keeps their checkpoint open ([`CilLocks::SingleLock`]).
 //!
-//! Invariants: an item is in the list of at most one shard for each checkpoint; the bytes that shards count are
-//! what tickets paid, which is at least what the checkpoint will take of the log.
+//! Invariants: in each checkpoint an item is in the list of at most one shard. The bytes that shards count are what
+//! tickets paid, which is at least what the checkpoint will take in the log.
 
 use super::designs::{CilLocks, Designs, Vectors};
 use super::item::{Entered, LogItem};
-use super::layout::Layout;
+use super::layout::LogLayout;
 use super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Padded, RwLock, lock, lock_by, read_by, write};
 use super::vector::LogVector;
-use super::{OnLanded, thread_slot};
+use super::{CommitCallback, thread_slot};
 use lockstat::{LockClass, Mode, Users};
 use std::sync::Arc;
 
 static SHARD: LockClass = LockClass::new("cil shard");
-/// Of the older design.
+/// Only in the older design.
 static CONTEXT: LockClass = LockClass::new("cil context");
 static CLOSE: LockClass = LockClass::new("cil close");
 
@@ -31,7 +31,7 @@ const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) item: Arc<dyn LogItem>,
-    /// Which commit brought it into the checkpoint.
+    /// The number of the commit that brought it into the checkpoint.
     pub(super) order: u64,
 }
 
@@ -40,65 +40,111 @@ struct Shard {
     /// The checkpoint that is open.
     seq: u64,
     items: Vec<Entry>,
-    landed: Vec<OnLanded>,
-    /// Bytes paid through this shard: less than nothing where vectors became smaller that others paid for.
+    callbacks: Vec<CommitCallback>,
+    /// Bytes paid through this shard. Negative if vectors shrank that others had paid for.
     paid: i64,
-    /// Of these, what [`Cil::paid`] does not count yet.
+    /// The part that [`Cil::paid`] does not include yet.
     uncounted: i64,
-    /// Something was committed that does more than cover the log.
+    /// Something other than the covering of the log was committed.
     more: bool,
-    /// Nothing is committed any more.
+    /// Commits are no longer possible.
     dead: bool,
 }
 
-/// A shard behind its lock, and who uses that.
+/// A shard behind its lock, and the users of the lock.
 struct Counting {
     shard: Mutex<Shard>,
     users: Users,
 }
 
-/// A checkpoint that is closed: nothing joins it any more.
-pub(super) struct Closed {
+/// A closed checkpoint: nothing joins it any more.
+pub(super) struct ClosedCheckpoint {
     pub(super) seq: u64,
-    /// In the order of their commits, as soon as [`gather`](Self::gather) was called.
+    /// In commit order, once [`gather`](Self::gather) has been called.
     pub(super) items: Vec<Entry>,
-    pub(super) landed: Vec<OnLanded>,
-    /// Bytes that its transactions paid for it.
+    pub(super) callbacks: Vec<CommitCallback>,
+    /// Bytes that its transactions paid.
     pub(super) paid: u64,
-    /// Nothing is in it but what covers the log.
+    /// It only covers the log.
     pub(super) covering: bool,
     parts: Vec<Vec<Entry>>,
 }
 
 #[cfg(all(test, not(shuttle)))]
-impl Closed {
-    /// One that has nothing in it.
+impl ClosedCheckpoint {
+    /// An empty checkpoint.
     pub(super) fn empty(seq: u64) -> Self {
         let (items, landed, parts) = (Vec::new(), Vec::new(), Vec::new());
-        Self { seq, items, landed, paid: 0, covering: false, parts }
+        Self { seq, items, callbacks: landed, paid: 0, covering: false, parts }
     }
 }
 
-impl std::fmt::Debug for Closed {
+impl std::fmt::Debug for ClosedCheckpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Closed").field("seq", &self.seq).field("paid", &self.paid).finish_non_exhaustive()
     }
 }
 
-/// What a commit came to.
+/// The result of a commit.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Joined {
+pub(super) struct Inserted {
     pub(super) seq: u64,
-    /// Bytes of log space that went from the ticket to the checkpoint; less than nothing if some came back.
+    /// Log bytes that moved from the ticket to the checkpoint. Negative if some came back.
     pub(super) cost: i64,
+    /// Bytes of all vectors of this commit, regardless of earlier vectors of the same items.
+    pub(super) logged: u64,
     /// Whether there is enough for a checkpoint now.
     pub(super) full: bool,
 }
 
-/// What keeps a checkpoint open for those who join it, where that is not the lock of their shard.
+/// A commit that is joining the open checkpoint, which stays open meanwhile. Items are pinned and published through it.
+#[derive(Debug)]
+pub struct Joining<'a> {
+    seq: u64,
+    order: u64,
+    is_formatted: bool,
+    /// Bytes by which the checkpoint has grown.
+    grown: i64,
+    /// Bytes of all vectors.
+    logged: u64,
+    to: &'a mut Vec<Entry>,
+}
+
+impl Joining<'_> {
+    /// The checkpoint.
+    pub(crate) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// Whether items must be formatted now, as in the older design.
+    pub(crate) fn is_formatted(&self) -> bool {
+        self.is_formatted
+    }
+
+    /// Adds the vector of an item, and pins the item if it is new in this checkpoint.
+    pub fn vector(&mut self, item: Arc<dyn LogItem>, vector: LogVector) {
+        let entered = item.state().enter(self.seq, vector);
+        if entered.before.is_none() {
+            item.pin();
+        }
+        self.entered(entered, || item);
+    }
+
+    /// Counts an item that has entered the checkpoint. If it is new there, it has been pinned.
+    pub(crate) fn entered(&mut self, entered: Entered, item: impl FnOnce() -> Arc<dyn LogItem>) {
+        let Entered { bytes, before } = entered;
+        self.logged += u64::from(bytes);
+        self.grown += i64::from(bytes) - i64::from(before.unwrap_or(0));
+        if before.is_none() {
+            self.to.push(Entry { item: item(), order: self.order });
+        }
+    }
+}
+
+/// Keeps a checkpoint open during a commit, where the shard's lock does not.
 #[derive(Default)]
 struct Context {
-    /// Whether nothing is committed any more.
+    /// Whether commits are no longer possible.
     dead: RwLock<bool>,
     users: Users,
 }
@@ -106,18 +152,18 @@ struct Context {
 pub(super) struct Cil {
     context: Option<Box<Padded<Context>>>,
     shards: Box<[Padded<Counting>]>,
-    /// The youngest checkpoint that has something in it: its base is paid for.
+    /// The youngest checkpoint that has items or is about to. Its base has been paid for.
     opened: Padded<AtomicU64>,
     /// Commits so far.
     order: Padded<AtomicU64>,
-    /// About how many bytes the open checkpoint has.
+    /// Approximate size of the open checkpoint in bytes.
     paid: Padded<AtomicU64>,
     /// The checkpoint that is open.
     seq: Padded<AtomicU64>,
-    layout: Layout,
+    layout: LogLayout,
     vectors: Vectors,
     limit: u64,
-    /// What a shard counts by itself, at most.
+    /// Maximum that a shard counts by itself.
     uncounted_most: u64,
 }
 
@@ -128,7 +174,7 @@ impl std::fmt::Debug for Cil {
 }
 
 impl Cil {
-    pub(super) fn new(layout: Layout, designs: Designs) -> Self {
+    pub(super) fn new(layout: LogLayout, designs: Designs) -> Self {
         let shard = || {
             Padded(Counting { shard: Mutex::new(Shard { seq: 1, ..Shard::default() }), users: Users::new() })
         };
@@ -156,17 +202,17 @@ impl Cil {
         self.seq.0.load(Ordering::SeqCst)
     }
 
-    /// The youngest checkpoint that has something in it, open or closed; 0: there was none yet.
+    /// The youngest checkpoint with items, open or closed. 0 if there has been none.
     pub(super) fn opened(&self) -> u64 {
         self.opened.0.load(Ordering::SeqCst)
     }
 
-    /// Whether something is in the checkpoint that is open.
+    /// Whether the open checkpoint has items.
     pub(super) fn is_open(&self) -> bool {
         self.opened() >= self.seq()
     }
 
-    /// About how many bytes the open checkpoint has.
+    /// Approximate size of the open checkpoint in bytes.
     pub(super) fn paid(&self) -> u64 {
         self.paid.0.load(Ordering::Relaxed)
     }
@@ -176,96 +222,83 @@ impl Cil {
         self.limit
     }
 
-    /// Puts the items of a commit, which may be one that covers the log, into the open checkpoint. `None`: there is none
-    /// any more, and nothing was done.
-    pub(super) fn join(
+    /// Puts the items of a commit into the open checkpoint. `covering` says that it covers the log. `None` if the
+    /// journal is dead; then nothing was done.
+    pub(super) fn insert(
         &self,
         covering: bool,
-        items: &mut Vec<(Arc<dyn LogItem>, LogVector)>,
-        landed: Option<OnLanded>,
-        publish: impl FnOnce(),
-    ) -> Option<Joined> {
-        // Far apart: the shards of two threads, and what one commit counts and another reads.
+        landed: Option<CommitCallback>,
+        enter: impl FnOnce(&mut Joining<'_>),
+    ) -> Option<Inserted> {
+        // Keep these apart: the shards of two threads, and what one commit counts and another reads.
         let order = self.order.0.fetch_add(1, Ordering::Relaxed);
         if let Some(context) = &self.context {
-            return self.join_single(&context.0, covering, items, landed, publish, order);
+            return self.insert_single_lock(&context.0, covering, landed, enter, order);
         }
         let Padded(Counting { shard, users }) = self.shards.get(thread_slot::current() % SHARDS)?;
         let mut shard = lock_by(shard, &SHARD, users);
         if shard.dead {
             return None;
         }
-        let seq = shard.seq;
-        let grown = self.enter(seq, order, items, &mut shard.items);
-        publish();
-        Some(self.count(&mut shard, seq, grown, covering, landed))
+        let shard = &mut **shard;
+        let base = self.open(shard.seq);
+        let mut joining = self.joining(shard.seq, order, &mut shard.items);
+        enter(&mut joining);
+        let (grown, logged) = (joining.grown, joining.logged);
+        Some(self.count(shard, self.cost(base, grown), logged, covering, landed))
     }
 
-    /// As [`join`](Self::join), of the older design.
+    /// Like [`insert`](Self::insert), for the older design.
     #[cold]
-    fn join_single(
+    fn insert_single_lock(
         &self,
         context: &Context,
         covering: bool,
-        items: &mut Vec<(Arc<dyn LogItem>, LogVector)>,
-        landed: Option<OnLanded>,
-        publish: impl FnOnce(),
+        landed: Option<CommitCallback>,
+        enter: impl FnOnce(&mut Joining<'_>),
         order: u64,
-    ) -> Option<Joined> {
+    ) -> Option<Inserted> {
         let dead = read_by(&context.dead, &CONTEXT, &context.users);
         if **dead {
             return None;
         }
-        let (seq, mut entered) = (self.seq(), Vec::new());
-        let grown = self.enter(seq, order, items, &mut entered);
-        publish();
+        let mut entered = Vec::new();
+        let seq = self.seq();
+        let base = self.open(seq);
+        let mut joining = self.joining(seq, order, &mut entered);
+        enter(&mut joining);
+        let (grown, logged) = (joining.grown, joining.logged);
         let Padded(Counting { shard, users }) = self.shards.first()?;
         let mut shard = lock_by(shard, &SHARD, users);
         shard.items.append(&mut entered);
-        Some(self.count(&mut shard, seq, grown, covering, landed))
+        Some(self.count(&mut shard, self.cost(base, grown), logged, covering, landed))
     }
 
-    /// Has items hold their vectors for checkpoint `seq`, and pins those that are new in it. Gives by how many bytes the
-    /// checkpoint has grown.
-    fn enter(
-        &self,
-        seq: u64,
-        order: u64,
-        items: &mut Vec<(Arc<dyn LogItem>, LogVector)>,
-        to: &mut Vec<Entry>,
-    ) -> i64 {
-        let (mut grown, one_pass) = (0, self.keeps_vectors());
-        for (item, vector) in items.drain(..) {
-            grown += i64::from(vector.log_bytes());
-            let vector = if one_pass { vector } else { vector.in_two_passes() };
-            match item.state().enter(seq, vector, one_pass) {
-                Entered::Replaced { bytes } => grown -= i64::from(bytes),
-                Entered::New => {
-                    item.pin();
-                    to.push(Entry { item, order });
-                }
-            }
-        }
-        grown
+    /// Announces that checkpoint `seq` will have items, before anybody can see them: whoever has seen them forces this
+    /// checkpoint. The caller keeps it open. Returns its base cost, if that has not been paid yet.
+    fn open(&self, seq: u64) -> u64 {
+        // Read first: a cache line that nobody writes can be shared.
+        let opened = &self.opened.0;
+        let first = opened.load(Ordering::SeqCst) < seq && opened.fetch_max(seq, Ordering::SeqCst) < seq;
+        if first { self.layout.base() } else { 0 }
     }
 
-    /// Whether items keep the memory of their vectors for the next ones.
-    pub(super) fn keeps_vectors(&self) -> bool {
-        self.vectors == Vectors::OnePass
+    fn joining<'a>(&self, seq: u64, order: u64, to: &'a mut Vec<Entry>) -> Joining<'a> {
+        Joining { seq, order, is_formatted: self.vectors == Vectors::AtCommit, grown: 0, logged: 0, to }
     }
 
-    /// Puts down what a commit brought into a shard.
+    /// Counts what a commit brought into a shard.
     fn count(
         &self,
         shard: &mut Shard,
-        seq: u64,
-        grown: i64,
+        cost: i64,
+        logged: u64,
         covering: bool,
-        landed: Option<OnLanded>,
-    ) -> Joined {
+        landed: Option<CommitCallback>,
+    ) -> Inserted {
         shard.more |= !covering;
-        shard.landed.extend(landed);
-        let cost = self.cost(seq, grown);
+        shard.callbacks.extend(landed);
+        let seq = shard.seq;
         shard.paid += cost;
         shard.uncounted += cost;
         let mut full = false;
@@ -275,39 +308,35 @@ impl Cil {
             let before = self.paid.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum).unwrap_or(0);
             full = before.saturating_add_signed(uncounted) >= self.limit;
         }
-        Joined { seq, cost, full }
+        Inserted { seq, cost, logged, full }
     }
 
-    /// What a commit that adds `grown` bytes of vectors pays.
-    fn cost(&self, seq: u64, grown: i64) -> i64 {
-        // What became smaller comes back without its share of headers.
+    /// The price of a commit that adds `grown` bytes of vectors.
+    fn cost(&self, base: u64, grown: i64) -> i64 {
+        // If vectors shrank, their bytes come back, but not their share of headers.
         let own = if grown > 0 { self.layout.charge(grown.unsigned_abs()).cast_signed() } else { grown };
-        // The lock of the shard, or of the context, keeps `seq` open. Read first: a line that nobody writes is shared.
-        let opened = &self.opened.0;
-        let first = opened.load(Ordering::SeqCst) < seq && opened.fetch_max(seq, Ordering::SeqCst) < seq;
-        own + if first { self.layout.base().cast_signed() } else { 0 }
+        base.cast_signed() + own
     }
 
-    /// Closes the open checkpoint, if something is in it, and opens the next. The lists that it was gathered in
-    /// are swapped for `spares`.
-    pub(super) fn close(&self, spares: &mut Vec<Vec<Entry>>) -> Option<Closed> {
+    /// Closes the open checkpoint, if it has items, and opens the next. The shards' lists are swapped for `spares`.
+    pub(super) fn close(&self, spares: &mut Vec<Vec<Entry>>) -> Option<ClosedCheckpoint> {
         self.take_all(spares, false)
     }
 
-    /// As [`close`](Self::close); no commit succeeds from then on.
-    pub(super) fn kill(&self) -> Option<Closed> {
+    /// Like [`close`](Self::close), but no commit succeeds afterwards.
+    pub(super) fn kill(&self) -> Option<ClosedCheckpoint> {
         self.take_all(&mut Vec::new(), true)
     }
 
-    fn take_all(&self, spares: &mut Vec<Vec<Entry>>, kill: bool) -> Option<Closed> {
+    fn take_all(&self, spares: &mut Vec<Vec<Entry>>, kill: bool) -> Option<ClosedCheckpoint> {
         let mut context = self.context.as_ref().map(|context| write(&context.0.dead));
         let mut shards: Vec<MutexGuard<'_, Shard>> = Vec::with_capacity(self.shards.len());
         let seq = self.seq();
         spares.resize_with(self.shards.len(), Vec::new);
-        let mut closed = Closed {
+        let mut closed = ClosedCheckpoint {
             seq,
             items: Vec::new(),
-            landed: Vec::new(),
+            callbacks: Vec::new(),
             paid: 0,
             covering: true,
             parts: Vec::with_capacity(self.shards.len()),
@@ -330,7 +359,7 @@ impl Cil {
             closed.covering &= !std::mem::take(&mut shard.more);
             paid += std::mem::take(&mut shard.paid);
             closed.parts.push(std::mem::replace(&mut shard.items, spares.pop().unwrap_or_default()));
-            closed.landed.append(&mut shard.landed);
+            closed.callbacks.append(&mut shard.callbacks);
         }
         self.seq.0.store(seq + 1, Ordering::SeqCst);
         self.paid.0.store(0, Ordering::Relaxed);
@@ -341,26 +370,24 @@ impl Cil {
     }
 }
 
-impl Closed {
-    /// Puts the items in order and collects their vectors; the emptied lists become spares again.
-    pub(super) fn gather(&mut self, spares: &mut Vec<Vec<Entry>>, vectors: &mut Vec<LogVector>) {
+impl ClosedCheckpoint {
+    /// Puts the items in order and collects their changes in one vector. The emptied lists become spares.
+    pub(super) fn gather(&mut self, spares: &mut Vec<Vec<Entry>>, vector: &mut LogVector) {
         for mut part in self.parts.drain(..) {
             self.items.append(&mut part);
             spares.push(part);
         }
         self.items.sort_by_key(|entry| entry.order);
-        vectors.clear();
-        vectors.extend(self.items.iter().map(|entry| {
-            let vector = entry.item.state().collect(self.seq);
-            debug_assert!(vector.is_some(), "an item of a checkpoint without its vector");
-            vector.unwrap_or_default()
-        }));
+        for entry in &self.items {
+            let is_there = entry.item.collect(self.seq, vector);
+            debug_assert!(is_there, "an item of a checkpoint that has nothing of it");
+        }
     }
 }
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use super::super::item::{ItemState, Landing, Push};
+    use super::super::item::{AfterCommit, ItemState, Push};
     use super::super::vector::VecSize;
     use super::*;
     use std::sync::atomic::AtomicU32;
@@ -380,8 +407,8 @@ mod tests {
             self.pins.fetch_add(1, Ordering::SeqCst);
         }
         fn unpin(&self) {}
-        fn landed(&self, _lsn: Lsn) -> Landing {
-            Landing::Drop
+        fn committed(&self, _lsn: Lsn) -> AfterCommit {
+            AfterCommit::Drop
         }
         fn push(self: Arc<Self>) -> Push {
             Push::Gone
@@ -394,8 +421,16 @@ mod tests {
         vector
     }
 
-    fn cil() -> (Cil, Layout) {
-        let layout = Layout::for_tests(100_000, 512, 32 << 10);
+    type Items = Vec<(Arc<dyn LogItem>, LogVector)>;
+
+    fn join(cil: &Cil, items: &mut Items) -> Option<Inserted> {
+        cil.insert(false, None, |joining| {
+            items.drain(..).for_each(|(item, vector)| joining.vector(item, vector))
+        })
+    }
+
+    fn cil() -> (Cil, LogLayout) {
+        let layout = LogLayout::for_tests(100_000, 512, 32 << 10);
         (Cil::new(layout, Designs::default()), layout)
     }
 
@@ -403,19 +438,19 @@ mod tests {
     fn relogging_counts_the_difference() {
         let (cil, layout) = cil();
         let item = Arc::new(Plain::default());
-        let mut list: Vec<(Arc<dyn LogItem>, LogVector)> = vec![(item.clone(), vector(100))];
-        let first = cil.join(false, &mut list, None, || ()).unwrap();
+        let mut list: Items = vec![(item.clone(), vector(100))];
+        let first = join(&cil, &mut list).unwrap();
         assert!(list.is_empty());
         assert_eq!(first.cost, (layout.base() + layout.charge(112)) as i64);
         list.push((item.clone(), vector(160)));
-        assert_eq!(cil.join(false, &mut list, None, || ()).unwrap().cost, layout.charge(60) as i64);
+        assert_eq!(join(&cil, &mut list).unwrap().cost, layout.charge(60) as i64);
         list.push((item.clone(), vector(40)));
-        assert_eq!(cil.join(false, &mut list, None, || ()).unwrap().cost, -120);
+        assert_eq!(join(&cil, &mut list).unwrap().cost, -120);
         assert_eq!(item.pins.load(Ordering::SeqCst), 1);
-        let (mut spares, mut vectors) = (Vec::new(), Vec::new());
+        let (mut spares, mut all) = (Vec::new(), LogVector::default());
         let mut closed = cil.close(&mut spares).unwrap();
-        closed.gather(&mut spares, &mut vectors);
-        assert_eq!((closed.seq, closed.items.len(), vectors.len()), (1, 1, 1));
+        closed.gather(&mut spares, &mut all);
+        assert_eq!((closed.seq, closed.items.len(), all.regions()), (1, 1, 1));
         assert_eq!(closed.paid, layout.base() + layout.charge(112) + layout.charge(60) - 120);
         assert!(cil.close(&mut spares).is_none());
     }
@@ -425,16 +460,14 @@ mod tests {
         let (cil, _) = cil();
         let items: Vec<_> = (0..40).map(|_| Arc::new(Plain::default())).collect();
         for item in &items {
-            // A thread each, hence shards that have nothing to do with the order.
+            // One thread per commit, so that the shards have nothing to do with the order.
             std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    cil.join(false, &mut vec![(item.clone() as _, vector(8))], None, || ()).unwrap()
-                });
+                scope.spawn(|| join(&cil, &mut vec![(item.clone() as _, vector(8))]).unwrap());
             });
         }
-        let (mut spares, mut vectors) = (Vec::new(), Vec::new());
+        let (mut spares, mut all) = (Vec::new(), LogVector::default());
         let mut closed = cil.close(&mut spares).unwrap();
-        closed.gather(&mut spares, &mut vectors);
+        closed.gather(&mut spares, &mut all);
         for (entry, item) in closed.items.iter().zip(&items) {
             assert!(std::ptr::eq(entry.item.state(), item.state()));
         }
@@ -444,9 +477,9 @@ mod tests {
     fn nothing_joins_a_dead_list() {
         let (cil, _) = cil();
         let item = Arc::new(Plain::default());
-        let mut list: Vec<(Arc<dyn LogItem>, LogVector)> = vec![(item.clone(), vector(100))];
+        let list: Items = vec![(item.clone(), vector(100))];
         assert!(cil.kill().is_none());
-        assert!(cil.join(false, &mut list, None, || panic!("published")).is_none());
+        assert!(cil.insert(false, None, |_| panic!("published")).is_none());
         assert_eq!((list.len(), item.pins.load(Ordering::SeqCst)), (1, 0));
     }
 }

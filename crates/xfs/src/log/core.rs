@@ -1,22 +1,22 @@
-//! What the journal's threads and its callers share, and the end of a checkpoint: landing or abort.
+//! The state that the journal's threads and callers share, and the end of a checkpoint: commit or abort.
 //!
-//! Invariants: the first reason to shut down stays; a checkpoint's items go into the AIL before they are unpinned,
-//! and its space is given back after both; after a shutdown every wait ends.
+//! Invariants: the first shutdown reason stays. A checkpoint's items enter the AIL before they are unpinned, and its
+//! space is given back after both. After a shutdown every wait ends.
 
 use super::ail::Ail;
-use super::cil::{Cil, Closed};
+use super::ail_push::AilPush;
+use super::cil::{Cil, ClosedCheckpoint};
 use super::covering::Cover;
 use super::gate::Gate;
-use super::grant::{Grant, Space};
+use super::grant::{Grant, LogSpace};
 use super::handles::Handles;
-use super::item::{Landing, Outcome};
-use super::layout::{Layout, Pos};
-use super::open::Start;
-use super::orders::Orders;
-use super::pipe::{Pipe, Sealed};
-use super::pusher::Pushing;
-use super::record::Run;
+use super::item::{AfterCommit, CheckpointOutcome};
+use super::layout::{LogLayout, Pos};
+use super::open::LogStart;
+use super::pipe::{Ended, Pipe, SealedCheckpoint};
+use super::record::RecordRun;
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, Padded, lock};
+use super::worker::LogWorker;
 use super::{Designs, Pace, ShutdownReason, Ticket};
 use crate::error::{Error, Result};
 use blockdev::{BlockDevice, DeviceError, Durability};
@@ -26,46 +26,46 @@ use xfs_format::log::BLOCK_SIZE;
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) device: Arc<dyn BlockDevice>,
-    pub(super) layout: Layout,
+    pub(super) layout: LogLayout,
     pub(super) pace: Pace,
     pub(super) grant: Grant,
     pub(super) gate: Gate,
     pub(super) cil: Cil,
     pub(super) ail: Ail,
-    pub(super) orders: Orders,
+    pub(super) worker: LogWorker,
     pub(super) pipe: Pipe,
-    pub(super) pushing: Pushing,
+    pub(super) ail_push: AilPush,
     /// Where the next record goes.
     pub(super) head: AtomicU64,
-    /// Whether a crash now would have something replayed that was landed, the superblock of a covered log aside.
+    /// Whether recovery after a crash now would replay anything but the superblock of a covered log.
     pub(super) uncovered: AtomicBool,
     pub(super) cover: Cover,
-    /// Held by whoever holds the gate closed.
+    /// Held while the gate is closed.
     pub(super) freezing: Mutex<()>,
-    /// Held by whoever settles the journal.
+    /// Held while the journal is being settled.
     pub(super) settling: Mutex<()>,
-    /// Why it was shut down; 0: it was not. Every change looks at it, so it is far from what changes.
+    /// Why it was shut down; 0 if it was not. Every change reads it, so it is kept apart from what changes often.
     down: Padded<AtomicU32>,
-    /// The error of the device for which it was shut down.
+    /// The device error that caused the shutdown.
     failed: Mutex<Option<DeviceError>>,
-    /// Whether nobody may find any more where a file's bytes are to be written: it was shut down, or is about to be closed.
-    /// Every request on a file looks at it.
+    /// Whether lookups no longer say where to write file content, because the journal was shut down or is about to be
+    /// closed. Every request on a file checks it.
     writes_stopped: Padded<AtomicBool>,
 }
 
 impl Core {
     pub(super) fn new(
         device: Arc<dyn BlockDevice>,
-        layout: Layout,
-        start: Start,
+        layout: LogLayout,
+        start: LogStart,
         pace: Pace,
         designs: Designs,
     ) -> Self {
-        let Start { head, tail, .. } = start;
+        let LogStart { head, tail, .. } = start;
         let handles = Arc::new(Handles::new(designs.handles));
         let of_handles = Arc::clone(&handles);
         let grant = Grant::new(layout.capacity(), layout.promisable(), of_handles, designs.reservation);
-        // In step, what is used is asked all the time.
+        // In step, the used space is read all the time.
         let grant = if pace == Pace::InStep { grant.keeping(0) } else { grant };
         Self {
             device,
@@ -75,9 +75,9 @@ impl Core {
             gate: Gate::new(handles),
             cil: Cil::new(layout, designs),
             ail: Ail::new(layout, head),
-            orders: Orders::default(),
+            worker: LogWorker::default(),
             pipe: Pipe::new(&layout, head, tail),
-            pushing: Pushing::default(),
+            ail_push: AilPush::default(),
             head: AtomicU64::new(head.0),
             uncovered: AtomicBool::new(false),
             cover: Cover::default(),
@@ -89,18 +89,18 @@ impl Core {
         }
     }
 
-    /// Stops everything, and wakes everybody who waits.
+    /// Stops everything, and wakes all waiters.
     pub(super) fn shutdown(&self, why: ShutdownReason) {
         self.stop_for(why, None);
     }
 
-    /// As [`shutdown`](Self::shutdown), as the device failed: with this error for who waits for the log.
+    /// Like [`shutdown`](Self::shutdown), after a device failure. Waiters for the log get this error.
     pub(super) fn shutdown_for(&self, why: ShutdownReason, error: &DeviceError) {
         self.stop_for(why, Some(error));
     }
 
     fn stop_for(&self, why: ShutdownReason, error: Option<&DeviceError>) {
-        // The first says why, and what the device said; who looks for that waits for both.
+        // The first failure determines the reason and the device's error. Readers of these wait for both.
         let mut failed = lock(&self.failed);
         let first = self.down.0.compare_exchange(0, why.code(), Ordering::SeqCst, Ordering::SeqCst);
         if first.is_err() {
@@ -108,14 +108,14 @@ impl Core {
         }
         *failed = error.map(DeviceError::again);
         drop(failed);
-        // Before anybody is woken who would let go of bytes.
+        // Before waiters are woken that would release log space.
         self.stop_writes();
         self.pipe.kill();
-        self.orders.kill();
+        self.worker.kill();
         self.grant.kill();
         self.gate.kill();
         self.ail.kill();
-        self.pushing.kill();
+        self.ail_push.kill();
     }
 
     pub(super) fn down(&self) -> Option<ShutdownReason> {
@@ -138,28 +138,28 @@ impl Core {
         }
     }
 
-    /// The error of a call that was interrupted by a shutdown.
+    /// The error of a call that a shutdown interrupted.
     pub(super) fn stopped(&self) -> Error {
         Error::Shutdown(self.down().unwrap_or(ShutdownReason::Closed))
     }
 
-    /// The same of one that waited for the log, or for what is written back: it is told what the device said.
+    /// The same for a call that waited for the log or for write-back: it gets the device's error.
     pub(super) fn not_written(&self) -> Error {
         lock(&self.failed).as_ref().map_or_else(|| self.stopped(), |error| error.again().into())
     }
 
-    /// Gives a part of a ticket's space back, or all of it.
-    pub(super) fn give_back(&self, ticket: &Ticket, space: Space) {
-        self.grant.give_at(ticket.slot, space, || self.pushing.kick());
+    /// Gives back a ticket's space or a part of it.
+    pub(super) fn give_back(&self, ticket: &Ticket, space: LogSpace) {
+        self.grant.give_at(ticket.slot, space, || self.ail_push.push());
     }
 
-    /// Whether somebody waits for space that only the log can give.
+    /// Whether somebody waits for space that only the log can free.
     pub(super) fn lacks_space(&self) -> bool {
         let wanted = self.grant.wanted();
         wanted != 0 && self.grant.used() + wanted > self.grant.capacity()
     }
 
-    /// Writes whole records, in two parts if they go on at the start of the log.
+    /// Writes whole records, in two parts if they wrap around the end of the log.
     pub(super) fn write_records(
         &self,
         at: Pos,
@@ -174,42 +174,54 @@ impl Core {
         if there.is_empty() { Ok(()) } else { self.device.write(self.layout.start, there, durability) }
     }
 
-    /// A checkpoint is in the log for good; its last record names `tail`. Gives its last records.
-    pub(super) fn land(&self, sealed: Sealed, tail: Pos) -> Run {
-        let Sealed { closed, start, end, bytes, run, .. } = sealed;
-        let (mut stay, mut gone) = (Vec::with_capacity(closed.items.len()), Vec::new());
-        for entry in &closed.items {
-            match entry.item.landed(start) {
-                Landing::Ail => stay.push(Arc::clone(&entry.item)),
-                Landing::Drop => gone.push(Arc::clone(&entry.item)),
-                Landing::Retire(other) => gone.extend([Arc::clone(&entry.item), other]),
+    /// Lands or aborts a checkpoint. Returns its last records if they are in the log.
+    pub(super) fn conclude(&self, ended: Ended) -> Option<RecordRun> {
+        match ended {
+            Ended::Committed(sealed, tail) => Some(self.checkpoint_committed(sealed, tail)),
+            Ended::Aborted(closed) => {
+                self.abort(closed);
+                None
             }
         }
-        let freed = self.ail.land(start, end, stay.into_iter(), &gone);
+    }
+
+    /// A checkpoint is permanently in the log, and its last record names `tail`. Returns its last records.
+    fn checkpoint_committed(&self, sealed: SealedCheckpoint, tail: Pos) -> RecordRun {
+        let SealedCheckpoint { closed, start, end, bytes, run, .. } = sealed;
+        let (mut stay, mut gone) = (Vec::with_capacity(closed.items.len()), Vec::new());
+        for entry in &closed.items {
+            match entry.item.committed(start) {
+                AfterCommit::Ail => stay.push(Arc::clone(&entry.item)),
+                AfterCommit::Drop => gone.push(Arc::clone(&entry.item)),
+                AfterCommit::Retire(other) => gone.extend([Arc::clone(&entry.item), other]),
+            }
+        }
+        let freed = self.ail.insert_checkpoint(start, end, stay.into_iter(), &gone);
         for entry in &closed.items {
             entry.item.unpin();
         }
-        for landed in closed.landed {
-            landed(Outcome::Committed);
+        for landed in closed.callbacks {
+            landed(CheckpointOutcome::Committed);
         }
         debug_assert!(closed.paid >= bytes, "a checkpoint of {bytes} bytes was paid {}", closed.paid);
         match closed.paid.checked_sub(bytes) {
-            Some(surplus) => self.grant.give(Space::used(surplus)),
-            None => self.grant.take_regardless(Space::used(bytes - closed.paid)),
+            Some(surplus) => self.grant.give(LogSpace::used(surplus)),
+            None => self.grant.take_regardless(LogSpace::used(bytes - closed.paid)),
         }
-        self.grant.give(Space::used(freed));
-        // What landed after the log was found idle lies between the tail and a checkpoint that was to cover it.
+        self.grant.give(LogSpace::used(freed));
+        // If something was committed after the log was found idle, it lies between the tail and the covering
+        // checkpoint.
         let covers = closed.covering && self.layout.lsn(tail) == start;
         self.uncovered.store(!covers, Ordering::SeqCst);
-        self.orders.done(closed.seq);
-        self.pushing.kick();
+        self.worker.done(closed.seq);
+        self.ail_push.push();
         run
     }
 
-    /// A checkpoint will never be in the log: what is in it stays pinned, and is never written back.
-    pub(super) fn abort(&self, closed: Closed) {
-        for landed in closed.landed {
-            landed(Outcome::Aborted);
+    /// A checkpoint will never be in the log. Its items stay pinned and are never written back.
+    pub(super) fn abort(&self, closed: ClosedCheckpoint) {
+        for landed in closed.callbacks {
+            landed(CheckpointOutcome::Aborted);
         }
     }
 }

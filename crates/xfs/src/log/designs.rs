@@ -1,6 +1,7 @@
-//! Which of several designs the journal is made of; the names are those of the command line.
+//! The designs that the journal can be built from. Their names are those of the command line.
 //!
-//! The older ones are there to be measured against. They are chosen when a volume is opened, and keep the same promises.
+//! The older ones are there for comparison in measurements. They are chosen when a volume is opened, and keep the same
+//! guarantees.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +24,7 @@ macro_rules! choice {
         }
 
         impl $choice {
-            /// Both, the older one first.
+            /// Both, the older first.
             pub const ALL: [Self; 2] = [Self::$older, Self::$newer];
 
             /// Its name on the command line and in reports.
@@ -52,7 +53,7 @@ macro_rules! choice {
     };
 }
 
-/// A name that is neither design's.
+/// A name of neither design.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no design is called {name:?} (there are {}, {})", known[0], known[1])]
 pub struct UnknownDesign {
@@ -61,41 +62,41 @@ pub struct UnknownDesign {
 }
 
 choice! {
-    /// How open handles, and the log space that they hold, are counted.
+    /// How open handles and their log space are counted.
     HandleCounts:
-    /// Both under one lock, which a start takes once and a stop twice. What kernels did before.
+    /// Both under one lock, which a start takes once and a stop twice, as older kernels did.
     Locked = "locked",
-    /// By atomics, a cache line of them for each thread.
+    /// By atomics in a cache line per thread.
     Atomic = "atomic"
 }
 
 choice! {
-    /// How the space of the log is counted.
+    /// How log space is counted.
     Reservations:
-    /// Under one lock, which whoever reserves or gives back takes. What kernels did before.
+    /// Under one lock, which every reservation and release takes, as older kernels did.
     Locked = "locked",
-    /// By atomics, of which a handle seldom needs to know: what was given back serves the thread's next one.
+    /// By atomics. Most handles do not touch them: space that was given back serves the thread's next handle.
     Atomic = "atomic"
 }
 
 choice! {
-    /// How commits come into the checkpoint that gathers them.
+    /// How commits join the checkpoint that gathers them.
     CilLocks:
-    /// All into one list under one lock, while they hold a place in the checkpoint by another, shared. What kernels did
-    /// before.
+    /// All into one list under one lock, while another lock, held shared, keeps the checkpoint open, as older kernels
+    /// did.
     SingleLock = "single-lock",
-    /// Each thread's into a list of its own, whose lock is its place in the checkpoint as well.
+    /// Into a list per thread, whose lock also keeps the checkpoint open.
     Sharded = "sharded"
 }
 
 choice! {
-    /// What the vectors of items cost that commits bring into a checkpoint.
+    /// When the log vectors of buffers and inodes are formatted.
     Vectors:
-    /// Each is made in two passes and two allocations while it comes in, and those that it replaces are freed meanwhile.
-    /// What kernels did before.
-    TwoPass = "two-pass",
-    /// Each is sized and made once, before that, in the memory of an earlier one if that is large enough.
-    OnePass = "one-pass"
+    /// By each commit, with all changes since the item was last written; the previous vector is discarded. Kernels do
+    /// this.
+    AtCommit = "at-commit",
+    /// Once, when their checkpoint is closed.
+    AtClose = "at-close"
 }
 
 /// What a journal is made of.
@@ -105,22 +106,22 @@ pub struct Designs {
     pub handles: HandleCounts,
     /// How log space is counted.
     pub reservation: Reservations,
-    /// How commits come into a checkpoint.
+    /// How commits join a checkpoint.
     pub cil: CilLocks,
-    /// What their vectors cost.
+    /// When vectors are formatted.
     pub vectors: Vectors,
 }
 
 impl Designs {
-    /// The older one of each.
+    /// The older design in every choice.
     pub const OLDEST: Self = Self {
         handles: HandleCounts::Locked,
         reservation: Reservations::Locked,
         cil: CilLocks::SingleLock,
-        vectors: Vectors::TwoPass,
+        vectors: Vectors::AtCommit,
     };
 
-    /// Those that differ from today's in one choice, which is the older one.
+    /// Each differs from the default in one choice, where it has the older design.
     pub fn one_older() -> [Self; 4] {
         let (today, old) = (Self::default(), Self::OLDEST);
         [
@@ -133,7 +134,7 @@ impl Designs {
 }
 
 impl fmt::Display for Designs {
-    /// The older ones alone: nothing where all are today's.
+    /// Lists only the older choices: nothing for the default.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { handles, reservation, cil, vectors } = *self;
         let today = Self::default();
@@ -173,7 +174,7 @@ mod tests {
     fn only_older_designs_are_named() {
         assert_eq!(Designs::default().to_string(), "");
         assert_eq!(Designs::one_older()[2].to_string(), "cil=single-lock");
-        let all = "handles=locked reservation=locked cil=single-lock vectors=two-pass";
+        let all = "handles=locked reservation=locked cil=single-lock vectors=at-commit";
         assert_eq!(Designs::OLDEST.to_string(), all);
     }
 }

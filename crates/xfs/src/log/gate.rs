@@ -1,12 +1,12 @@
-//! The gate that transactions pass: how many are open, and whether new ones may begin.
+//! The transaction gate: how many transactions are open, and whether new ones may begin.
 //!
-//! They are counted where their log space is ([`Handles`]): by default each thread in a slot of its own, so that
-//! beginning and ending a transaction write no line that others write. Who closes the gate adds all slots up.
-//! Invariants: a transaction leaves through the slot that it came in by; once the gate is closed, a slot that was seen at
-//! zero stays there but for those that look in and turn back, each of which wakes who closed it, and for who closed it: that thread alone goes in and out as it likes. A gate that was
-//! killed while it was closed stays closed.
+//! They are counted where their log space is ([`Handles`]). By default each thread has its own slot, so that the start
+//! and end of a transaction write no line that others write. Whoever closes the gate adds up all slots. Invariants: a
+//! transaction leaves through the slot by which it entered. Once the gate is closed, a slot that was seen at zero stays
+//! at zero, with two exceptions: threads that look in and turn back, each of which wakes the closer; and the closing
+//! thread itself, which may enter and leave at will. A gate that is killed while it is closed stays closed.
 
-use super::grant::Space;
+use super::grant::LogSpace;
 use super::handles::{Handles, Started};
 use super::sync::{
     AtomicU32, Condvar, Mutex, MutexGuard, Ordering, Padded, ThreadId, lock, lock_by, thread, wait,
@@ -14,15 +14,15 @@ use super::sync::{
 use lockstat::{Counted, LockClass, Mode, Users};
 use std::sync::Arc;
 
-/// No lock: an addition in the thread's own slot.
+/// Not a lock: an addition in the thread's own slot.
 static GATE: LockClass = LockClass::new("transaction gate");
-/// Taken while it is closed, by whoever comes or goes.
+/// Taken on entry and exit while the gate is closed.
 static CLOSED: LockClass = LockClass::new("transaction gate, closed");
 
 #[derive(Debug)]
 pub(super) struct Gate {
     handles: Arc<Handles>,
-    /// Whether somebody holds it closed. Everybody looks at it, so it is far from what changes.
+    /// Whether somebody holds it closed. Every entry reads it, so it is kept apart from what changes often.
     closed: Padded<AtomicU32>,
     dead: AtomicU32,
     lock: Mutex<Waiting>,
@@ -34,7 +34,7 @@ pub(super) struct Gate {
 struct Waiting {
     /// Who closed the gate.
     holder: Option<ThreadId>,
-    /// How many wait for it to be opened.
+    /// How many threads wait for it to open.
     outside: u32,
 }
 
@@ -54,9 +54,9 @@ impl Gate {
         self.closed.0.load(Ordering::SeqCst) != 0
     }
 
-    /// Waits until the gate is open and goes in; gives the slot to [`leave`](Self::leave) by, and whether there was log
-    /// space in it as claimed. `None`: the gate was killed.
-    pub(super) fn enter(&self, claim: Option<Space>) -> Option<(usize, bool)> {
+    /// Waits until the gate is open and enters. Returns the slot for [`leave`](Self::leave), and whether the slot had
+    /// the claimed log space. `None` if the gate was killed.
+    pub(super) fn enter(&self, claim: Option<LogSpace>) -> Option<(usize, bool)> {
         let slot = Handles::slot();
         loop {
             let started = self.handles.start(slot, claim, || !self.is_closed());
@@ -81,7 +81,7 @@ impl Gate {
         }
     }
 
-    /// As [`enter`](Self::enter), but turns back where the gate is closed.
+    /// Like [`enter`](Self::enter), but returns `None` if the gate is closed.
     pub(super) fn try_enter(&self) -> Option<usize> {
         let slot = Handles::slot();
         if self.handles.start(slot, None, || !self.is_closed()) != Started::TurnsBack {
@@ -91,14 +91,14 @@ impl Gate {
         None
     }
 
-    /// Whether it is closed, or somebody waits for it to be; how many wait for it to be opened.
+    /// Whether it is closed, and how many threads wait for it to open.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn look(&self) -> (bool, u32) {
         let outside = lock(&self.lock).outside;
         (self.is_closed(), outside)
     }
 
-    /// Goes out.
+    /// Leaves the gate.
     pub(super) fn leave(&self, slot: usize) {
         self.handles.stop(slot);
         if self.is_closed() {
@@ -111,8 +111,8 @@ impl Gate {
         lock_by(&self.lock, &CLOSED, &self.users)
     }
 
-    /// Closes the gate and waits until nobody is inside. `false`: it was killed meanwhile (it is closed, and
-    /// somebody may be inside). The caller has seen to it that nobody else holds it closed.
+    /// Closes the gate and waits until nobody is inside. Returns `false` if it was killed meanwhile; then it is closed,
+    /// and somebody may be inside. The caller ensures that nobody else holds it closed.
     pub(super) fn close(&self) -> bool {
         let mut guard = lock(&self.lock);
         self.closed.0.store(1, Ordering::SeqCst);
@@ -126,7 +126,7 @@ impl Gate {
         true
     }
 
-    /// Opens the gate again, unless it was killed: who waits outside may wake only now, and is to turn back.
+    /// Opens the gate again, unless it was killed: a thread outside may wake only now, and must turn back.
     pub(super) fn open(&self) {
         let mut guard = lock(&self.lock);
         guard.holder = None;
@@ -136,7 +136,8 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Closes a gate that was killed, for good, and waits until nobody is inside: who is fails at what it asks of the journal next.
+    /// Closes a killed gate for good and waits until nobody is inside. Whoever is inside fails at its next call to the
+    /// journal.
     pub(super) fn empty(&self) {
         debug_assert!(self.dead.load(Ordering::SeqCst) != 0, "who goes in may stay for long");
         let mut guard = lock(&self.lock);
@@ -146,7 +147,7 @@ impl Gate {
         }
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiters.
     pub(super) fn kill(&self) {
         self.dead.store(1, Ordering::SeqCst);
         let _guard = lock(&self.lock);
@@ -164,7 +165,7 @@ mod tests {
         Gate::new(Arc::new(Handles::new(design)))
     }
 
-    /// Who is in the middle of a transaction may be writing to the device.
+    /// A thread in the middle of a transaction may be writing to the device.
     #[test]
     fn a_gate_that_was_killed_is_left_by_all() {
         for design in HandleCounts::ALL {
@@ -185,7 +186,7 @@ mod tests {
         }
     }
 
-    /// As it is for who waits for a volume that is closed meanwhile, and wakes when that is over.
+    /// A thread waits for a volume that is closed meanwhile, and wakes when that is over.
     #[test]
     fn a_gate_that_is_killed_while_it_is_closed_lets_nobody_in() {
         let gate = gate(HandleCounts::Atomic);
@@ -217,7 +218,7 @@ mod tests {
             scope.spawn(|| {
                 for _ in 0..200 {
                     assert!(gate.close());
-                    // Who closed it passes.
+                    // The thread that closed the gate passes.
                     let (own, _) = gate.enter(None).unwrap();
                     for _ in 0..50 {
                         assert_eq!(inside.load(Ordering::SeqCst), 0);

@@ -1,29 +1,29 @@
-//! Log space: a count of what is used, a count of what is promised, and queues for those who have to wait.
+//! Log space: a count of used bytes, a count of promised bytes, and queues of waiters. These are the two grant heads.
 //!
-//! `used` is what lies in the log between tail and head, what waits in the CIL, and what open tickets hold: the
-//! kernel's write head. `promised` is what would be used if the log were empty and nobody had to wait: of each open
-//! ticket the steps that it has left, and the next one whole from the first to the last ([`Ticket`](super::Ticket)
-//! has at least one), and what is set aside for intents: the kernel's reserve head. Both lie in one word, so that a
-//! claim is one step and never half done.
+//! `used` is the log between tail and head, plus the CIL, plus what open tickets hold: the kernel's write head.
+//! `promised` is what would be used if the log were empty and nobody had to wait: the kernel's reserve head. It has the
+//! remaining units of each open ticket, with the next one in full until the last is done ([`Ticket`](super::Ticket)
+//! always has at least one), and what is set aside for intents. Both counts share one word, so that a claim is one
+//! atomic operation.
 //!
 //! Invariants:
-//! - a fresh claim adds to both counts, and is granted only within `capacity` and `promisable`; who goes on with a
-//!   transaction adds to `used` alone, as its step was promised all the time. So to go on is to wait for room in the
-//!   log, and never for somebody who holds a reservation and may in turn wait for what the transaction has locked;
-//! - room in the log comes without the help of anybody who waits here: items are written back as they were
-//!   committed, and intents that hold the tail are logged again (see [`pusher`](super::pusher)), for which as much as
-//!   it takes is set aside twice. Once that is done, what lies in the log is no more than the third part that was
-//!   promised for intents and one checkpoint's [`base`](super::layout::Layout::base), and all who want to go on fit in,
-//!   as `capacity - promisable` is two of these;
-//! - whoever has to wait is served first come, first served; those who go on (`Turn::Rolling`) before those who
-//!   begin. What is left of a step becomes a part of the next one: it serves nobody in between;
-//! - nobody waits while there is room: who gives space back looks for waiters after, who waits looks for space
-//!   after it can be seen;
-//! - as long as nobody waits, a handle gives back to its slot ([`Handles`]) up to [`Grant::keeps`], and takes from there.
-//!   Both counts still have that. It is collected by whoever finds no space without it, before they wait and again when
-//!   they can be seen to; who has given back while somebody waits passes it on, and looks for that after.
+//! - a new claim adds to both counts, and is granted only within `capacity` and `promisable`. Whoever rolls a
+//!   transaction adds only to `used`, because the unit was promised all the time. So a roll only waits for room in the
+//!   log, and never for the holder of a reservation, who may wait for what this transaction has locked;
+//! - room in the log becomes free without the help of those who wait here: items are written back as committed, and
+//!   intents that hold the tail are relogged (see [`ail_push`](super::ail_push)). Twice the space for that is set
+//!   aside. After that, the log holds at most the third part that was promised for intents, plus one checkpoint's
+//!   [`base`](super::layout::LogLayout::base). All rolls then fit in, because `capacity - promisable` is two of these;
+//! - waiters are served in order of arrival, rolls (`GrantHead::Write`) before new transactions. What is left of a unit
+//!   becomes part of the next one, and nobody else gets it in between;
+//! - nobody waits while there is room: after space is given back, its releaser looks for waiters, and a waiter looks
+//!   for space after it has become visible;
+//! - as long as nobody waits, a handle gives space back to its slot ([`Handles`]), up to [`Grant::keeps`], and takes it
+//!   from there. Both counts still include that space. Whoever finds no other space collects it, before waiting and
+//!   again after becoming visible. Whoever gives space back while somebody waits passes it on, and looks for waiters
+//!   afterwards.
 //!
-//! The older design has both counts under one lock, and keeps nothing: [`Reservations::Locked`].
+//! The older design has both counts under one lock and keeps nothing in slots: [`Reservations::Locked`].
 
 use super::designs::Reservations;
 use super::handles::Handles;
@@ -34,38 +34,38 @@ use std::sync::Arc;
 use std::time::Instant;
 
 static QUEUE: LockClass = LockClass::new("log space queue");
-/// No lock: one atomic addition.
+/// Not a lock: one atomic addition.
 static SPACE: LockClass = LockClass::new("log space");
-/// Where the counts are under one.
+/// Used if the counts are under a lock.
 static LOCKED: LockClass = LockClass::new("log space lock");
 
-/// As many slots may keep as much as is promised altogether, before somebody needs it.
+/// How many full slots together keep as much as can be promised.
 const KEEPERS: u64 = 64;
 
-/// Which queue to wait in.
+/// The grant head to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// Begins a transaction.
-    Fresh,
-    /// Goes on with one.
-    Rolling,
+pub(super) enum GrantHead {
+    /// For beginning a transaction.
+    Reserve,
+    /// For rolling one.
+    Write,
 }
 
-/// There will never be space: the journal was shut down.
+/// There will never be space, because the journal was shut down.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Dead;
 
-/// Bytes of the log: logs have less than 4 GiB, so that both counts go into one word.
+/// Log bytes. Logs are smaller than 4 GiB, so both counts fit into one word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Space {
+pub(super) struct LogSpace {
     pub(super) used: u64,
     pub(super) promised: u64,
 }
 
 const HALF: u32 = 32;
 
-impl Space {
-    /// Of a claim that was promised before, or that promises nothing.
+impl LogSpace {
+    /// A claim that was promised before or promises nothing.
     pub(super) fn used(used: u64) -> Self {
         Self { used, promised: 0 }
     }
@@ -83,18 +83,18 @@ impl Space {
         Self { used: self.used + other.used, promised: self.promised + other.promised }
     }
 
-    /// What is left without `other`, if that is in it.
+    /// `self - other`, if `other` fits into it.
     pub(super) fn less(self, other: Self) -> Option<Self> {
         let used = self.used.checked_sub(other.used)?;
         Some(Self { used, promised: self.promised.checked_sub(other.promised)? })
     }
 
-    /// Of each count, what `other` has as well.
+    /// The minimum of each count.
     fn within(self, other: Self) -> Self {
         Self { used: self.used.min(other.used), promised: self.promised.min(other.promised) }
     }
 
-    /// Of each count, what is not beyond `most`.
+    /// Limits each count to `most`.
     pub(super) fn at_most(self, most: u64) -> Self {
         Self { used: self.used.min(most), promised: self.promised.min(most) }
     }
@@ -104,7 +104,7 @@ impl Space {
 #[derive(Debug)]
 pub(super) struct Grant {
     taken: Taken,
-    /// What of it lies ready for handles.
+    /// The part of it that is kept ready for handles.
     handles: Arc<Handles>,
     /// What each slot may keep, of either count.
     keeps: u64,
@@ -112,16 +112,16 @@ pub(super) struct Grant {
     waiting: Padded<Waiting>,
     capacity: u64,
     promisable: u64,
-    queue: Mutex<Queue>,
+    queue: Mutex<GrantQueues>,
     queue_users: Users,
 }
 
 /// What is used and promised.
 #[derive(Debug)]
 enum Taken {
-    /// A [`Space`].
+    /// A [`LogSpace`].
     Atomic(Padded<AtomicU64>),
-    Locked(Box<Padded<(Mutex<Space>, Users)>>),
+    Locked(Box<Padded<(Mutex<LogSpace>, Users)>>),
 }
 
 impl Taken {
@@ -132,19 +132,19 @@ impl Taken {
         }
     }
 
-    fn get(&self) -> Space {
+    fn get(&self) -> LogSpace {
         match self {
-            Self::Atomic(taken) => Space::of_word(taken.0.load(Ordering::SeqCst)),
+            Self::Atomic(taken) => LogSpace::of_word(taken.0.load(Ordering::SeqCst)),
             Self::Locked(locked) => *lock(&locked.0.0),
         }
     }
 
-    /// Adds a claim if its sum with what is taken `fits`.
-    fn add_if(&self, claim: Space, fits: impl Fn(Space) -> bool) -> bool {
+    /// Adds a claim if the sum `fits`.
+    fn add_if(&self, claim: LogSpace, fits: impl Fn(LogSpace) -> bool) -> bool {
         match self {
             Self::Atomic(taken) => {
                 let add = |word| {
-                    let sum = Space::of_word(word).plus(claim);
+                    let sum = LogSpace::of_word(word).plus(claim);
                     fits(sum).then(|| sum.word())
                 };
                 taken.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add).is_ok()
@@ -161,7 +161,7 @@ impl Taken {
         }
     }
 
-    fn add(&self, space: Space) {
+    fn add(&self, space: LogSpace) {
         match self {
             Self::Atomic(taken) => {
                 taken.0.fetch_add(space.word(), Ordering::SeqCst);
@@ -173,9 +173,9 @@ impl Taken {
         }
     }
 
-    fn subtract(&self, space: Space) {
+    fn subtract(&self, space: LogSpace) {
         let before = match self {
-            Self::Atomic(taken) => Space::of_word(taken.0.fetch_sub(space.word(), Ordering::SeqCst)),
+            Self::Atomic(taken) => LogSpace::of_word(taken.0.fetch_sub(space.word(), Ordering::SeqCst)),
             Self::Locked(locked) => {
                 let mut taken = Self::locked(locked);
                 let before = **taken;
@@ -189,7 +189,7 @@ impl Taken {
         );
     }
 
-    fn locked(locked: &Padded<(Mutex<Space>, Users)>) -> Counted<MutexGuard<'_, Space>> {
+    fn locked(locked: &Padded<(Mutex<LogSpace>, Users)>) -> Counted<MutexGuard<'_, LogSpace>> {
         let (taken, users) = &locked.0;
         lock_by(taken, &LOCKED, users)
     }
@@ -197,27 +197,27 @@ impl Taken {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    rolling: AtomicU32,
-    fresh: AtomicU32,
+    write: AtomicU32,
+    reserve: AtomicU32,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    rolling: VecDeque<Arc<Waiter>>,
-    fresh: VecDeque<Arc<Waiter>>,
+struct GrantQueues {
+    write: VecDeque<Arc<Waiter>>,
+    reserve: VecDeque<Arc<Waiter>>,
     dead: bool,
 }
 
 #[derive(Debug)]
 struct Waiter {
-    claim: Space,
+    claim: LogSpace,
     /// Changed under the queue's lock.
     served: AtomicU32,
     wake: Condvar,
 }
 
 impl Grant {
-    /// Of a log of which `capacity` bytes can be used, and `promisable` be promised.
+    /// For a log with `capacity` usable bytes, of which `promisable` can be promised.
     pub(super) fn new(capacity: u64, promisable: u64, handles: Arc<Handles>, design: Reservations) -> Self {
         let keeps = match design {
             Reservations::Atomic => promisable / KEEPERS,
@@ -228,7 +228,7 @@ impl Grant {
         Self { taken, handles, keeps, waiting, capacity, promisable, queue, queue_users }
     }
 
-    /// The same, with another bound for what slots keep.
+    /// The same with another limit for what slots keep.
     pub(super) fn keeping(self, keeps: u64) -> Self {
         Self { keeps, ..self }
     }
@@ -249,9 +249,9 @@ impl Grant {
         self.taken().promised
     }
 
-    /// What is taken by somebody. Of what is given back just now it may have a part still.
-    fn taken(&self) -> Space {
-        // First what is taken: what is kept was taken before.
+    /// What is taken. It may still include space that is being given back right now.
+    fn taken(&self) -> LogSpace {
+        // Read `taken` first: what slots keep was taken before.
         let taken = self.taken.get();
         if self.keeps == 0 {
             taken
@@ -260,20 +260,23 @@ impl Grant {
         }
     }
 
-    /// What a handle that begins may take of what its slot keeps: nothing while somebody waits.
-    pub(super) fn claim_of_kept(&self, claim: Space) -> Option<Space> {
+    /// What a new handle may claim from its slot: nothing while somebody waits.
+    pub(super) fn claim_of_kept(&self, claim: LogSpace) -> Option<LogSpace> {
         (self.keeps != 0 && !self.is_short()).then_some(claim)
     }
 
-    /// Counts a claim that was granted out of what a slot keeps.
+    /// Counts a claim that was granted from what a slot keeps.
     pub(super) fn count_kept(&self) {
         SPACE.count(Mode::Shared, None);
     }
 
-    /// Takes what is claimed, and waits for it if need be: before it waits, it calls `short` with no lock held.
-    pub(super) fn take(&self, claim: Space, turn: Turn, short: impl FnOnce()) -> Result<(), Dead> {
-        debug_assert!(turn == Turn::Fresh || claim.promised == 0, "who goes on was promised it: {claim:?}");
-        if self.try_take(claim, turn) {
+    /// Takes what is claimed, waiting if necessary. Before it waits, it calls `short` with no lock held.
+    pub(super) fn take(&self, claim: LogSpace, head: GrantHead, short: impl FnOnce()) -> Result<(), Dead> {
+        debug_assert!(
+            head == GrantHead::Reserve || claim.promised == 0,
+            "who goes on was promised it: {claim:?}"
+        );
+        if self.try_take(claim, head) {
             SPACE.count(Mode::Shared, None);
             return Ok(());
         }
@@ -284,9 +287,9 @@ impl Grant {
             if queue.dead {
                 return Err(Dead);
             }
-            queue.of(turn).push_back(Arc::clone(&waiter));
-            self.count(turn).fetch_add(1, Ordering::SeqCst);
-            // Space that came back before the count could be seen.
+            queue.of(head).push_back(Arc::clone(&waiter));
+            self.count(head).fetch_add(1, Ordering::SeqCst);
+            // Space may have come back before the count was visible.
             self.collect();
             self.serve(&mut queue);
         }
@@ -302,47 +305,48 @@ impl Grant {
         Ok(())
     }
 
-    /// Takes what is claimed if nobody has to wait for that.
-    pub(super) fn try_take(&self, claim: Space, turn: Turn) -> bool {
-        let behind = self.waiting.0.rolling.load(Ordering::SeqCst)
-            + if turn == Turn::Fresh { self.waiting.0.fresh.load(Ordering::SeqCst) } else { 0 };
+    /// Takes what is claimed if that needs no wait.
+    pub(super) fn try_take(&self, claim: LogSpace, head: GrantHead) -> bool {
+        let behind = self.waiting.0.write.load(Ordering::SeqCst)
+            + if head == GrantHead::Reserve { self.waiting.0.reserve.load(Ordering::SeqCst) } else { 0 };
         behind == 0 && (self.add_within(claim) || self.collect() && self.add_within(claim))
     }
 
-    /// As [`try_take`](Self::try_take), out of what the slot of a handle keeps before all else.
-    pub(super) fn try_take_at(&self, slot: usize, claim: Space, turn: Turn) -> bool {
+    /// Like [`try_take`](Self::try_take), but first from what the handle's slot keeps.
+    pub(super) fn try_take_at(&self, slot: usize, claim: LogSpace, head: GrantHead) -> bool {
         let kept = self.claim_of_kept(claim).is_some_and(|claim| self.handles.take(slot, claim));
-        kept || self.try_take(claim, turn)
+        kept || self.try_take(claim, head)
     }
 
-    fn add_within(&self, claim: Space) -> bool {
+    fn add_within(&self, claim: LogSpace) -> bool {
         self.taken.add_if(claim, |sum| {
             let promised = claim.promised == 0 || sum.promised <= self.promisable;
             sum.used <= self.capacity && promised
         })
     }
 
-    /// Takes back what slots keep. Whether there was anything.
+    /// Takes back what slots keep. Returns whether there was anything.
     fn collect(&self) -> bool {
-        let kept = if self.keeps == 0 { Space::default() } else { self.handles.collect() };
-        if kept != Space::default() {
+        let kept = if self.keeps == 0 { LogSpace::default() } else { self.handles.collect() };
+        if kept != LogSpace::default() {
             self.taken.subtract(kept);
         }
-        kept != Space::default()
+        kept != LogSpace::default()
     }
 
-    /// Takes what is needed whether it is there or not.
-    pub(super) fn take_regardless(&self, space: Space) {
+    /// Takes space even if there is none.
+    pub(super) fn take_regardless(&self, space: LogSpace) {
         self.taken.add(space);
     }
 
-    /// Gives space back that a handle had: to its slot, unless somebody waits. `short` is called if somebody still does.
-    pub(super) fn give_at(&self, slot: usize, space: Space, short: impl FnOnce()) {
+    /// Gives back the space of a handle: to its slot, unless somebody waits. Calls `short` if somebody still waits
+    /// afterwards.
+    pub(super) fn give_at(&self, slot: usize, space: LogSpace, short: impl FnOnce()) {
         if self.keeps == 0 || self.is_short() {
             return self.give(space);
         }
         self.give(self.handles.keep(slot, space, self.keeps));
-        // Whoever began to wait meanwhile may not have found it.
+        // A thread that began to wait meanwhile may not have found it.
         if self.is_short() && self.collect() {
             self.serve(&mut self.queue());
             if self.is_short() {
@@ -352,8 +356,8 @@ impl Grant {
     }
 
     /// Gives space back.
-    pub(super) fn give(&self, space: Space) {
-        if space == Space::default() {
+    pub(super) fn give(&self, space: LogSpace) {
+        if space == LogSpace::default() {
             return;
         }
         self.taken.subtract(space);
@@ -364,12 +368,12 @@ impl Grant {
 
     /// Whether somebody waits.
     fn is_short(&self) -> bool {
-        let Waiting { rolling, fresh } = &self.waiting.0;
+        let Waiting { write: rolling, reserve: fresh } = &self.waiting.0;
         rolling.load(Ordering::SeqCst) != 0 || fresh.load(Ordering::SeqCst) != 0
     }
 
-    /// Bytes that are waited for and that the log alone could give: who begins and is promised nothing, as others
-    /// were promised all there is, waits for those.
+    /// Bytes that waiters need and that only the log can free. A waiter that begins and cannot be promised anything
+    /// waits for other transactions instead.
     pub(super) fn wanted(&self) -> u64 {
         if !self.is_short() {
             return 0;
@@ -380,55 +384,55 @@ impl Grant {
             promised += waiter.claim.promised;
             promised <= self.promisable
         };
-        let fresh: u64 = queue.fresh.iter().take_while(promisable).map(|waiter| waiter.claim.used).sum();
-        fresh + queue.rolling.iter().map(|waiter| waiter.claim.used).sum::<u64>()
+        let fresh: u64 = queue.reserve.iter().take_while(promisable).map(|waiter| waiter.claim.used).sum();
+        fresh + queue.write.iter().map(|waiter| waiter.claim.used).sum::<u64>()
     }
 
-    /// Wakes everybody; nobody is served any more.
+    /// Wakes everybody. Nobody is served any more.
     pub(super) fn kill(&self) {
         let mut queue = self.queue();
         queue.dead = true;
-        for waiter in queue.rolling.drain(..) {
-            self.waiting.0.rolling.fetch_sub(1, Ordering::SeqCst);
+        for waiter in queue.write.drain(..) {
+            self.waiting.0.write.fetch_sub(1, Ordering::SeqCst);
             waiter.wake.notify_one();
         }
-        for waiter in queue.fresh.drain(..) {
-            self.waiting.0.fresh.fetch_sub(1, Ordering::SeqCst);
+        for waiter in queue.reserve.drain(..) {
+            self.waiting.0.reserve.fetch_sub(1, Ordering::SeqCst);
             waiter.wake.notify_one();
         }
     }
 
-    fn serve(&self, queue: &mut Queue) {
-        for turn in [Turn::Rolling, Turn::Fresh] {
-            while let Some(first) = queue.of(turn).front() {
+    fn serve(&self, queue: &mut GrantQueues) {
+        for head in [GrantHead::Write, GrantHead::Reserve] {
+            while let Some(first) = queue.of(head).front() {
                 if !self.add_within(first.claim) {
                     return;
                 }
                 first.served.store(1, Ordering::Relaxed);
                 first.wake.notify_one();
-                queue.of(turn).pop_front();
-                self.count(turn).fetch_sub(1, Ordering::SeqCst);
+                queue.of(head).pop_front();
+                self.count(head).fetch_sub(1, Ordering::SeqCst);
             }
         }
     }
 
-    fn queue(&self) -> Counted<MutexGuard<'_, Queue>> {
+    fn queue(&self) -> Counted<MutexGuard<'_, GrantQueues>> {
         lock_by(&self.queue, &QUEUE, &self.queue_users)
     }
 
-    fn count(&self, turn: Turn) -> &AtomicU32 {
-        match turn {
-            Turn::Rolling => &self.waiting.0.rolling,
-            Turn::Fresh => &self.waiting.0.fresh,
+    fn count(&self, head: GrantHead) -> &AtomicU32 {
+        match head {
+            GrantHead::Write => &self.waiting.0.write,
+            GrantHead::Reserve => &self.waiting.0.reserve,
         }
     }
 }
 
-impl Queue {
-    fn of(&mut self, turn: Turn) -> &mut VecDeque<Arc<Waiter>> {
-        match turn {
-            Turn::Rolling => &mut self.rolling,
-            Turn::Fresh => &mut self.fresh,
+impl GrantQueues {
+    fn of(&mut self, head: GrantHead) -> &mut VecDeque<Arc<Waiter>> {
+        match head {
+            GrantHead::Write => &mut self.write,
+            GrantHead::Reserve => &mut self.reserve,
         }
     }
 }
@@ -439,25 +443,25 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// Of a log of which slots may keep all.
+    /// For a log whose slots may keep everything.
     fn grant(capacity: u64, promisable: u64) -> Grant {
         let handles = Arc::new(Handles::new(HandleCounts::Atomic));
         Grant::new(capacity, promisable, handles, Reservations::Atomic).keeping(capacity)
     }
 
-    fn fresh(bytes: u64) -> Space {
-        Space { used: bytes, promised: bytes }
+    fn fresh(bytes: u64) -> LogSpace {
+        LogSpace { used: bytes, promised: bytes }
     }
 
-    fn claim(bytes: u64, turn: Turn) -> Space {
-        if turn == Turn::Fresh { fresh(bytes) } else { Space::used(bytes) }
+    fn claim(bytes: u64, head: GrantHead) -> LogSpace {
+        if head == GrantHead::Reserve { fresh(bytes) } else { LogSpace::used(bytes) }
     }
 
-    /// Waits until so many are in the queues.
+    /// Waits until `count` waiters are in the queues.
     fn wait_for_waiters(grant: &Grant, count: usize) {
         loop {
             let queue = grant.queue();
-            if queue.fresh.len() + queue.rolling.len() == count {
+            if queue.reserve.len() + queue.write.len() == count {
                 return;
             }
             drop(queue);
@@ -468,25 +472,27 @@ mod tests {
     #[test]
     fn served_in_turn_and_rolling_ones_first() {
         let grant = grant(100, 100);
-        assert!(grant.try_take(Space::used(90), Turn::Fresh));
+        assert!(grant.try_take(LogSpace::used(90), GrantHead::Reserve));
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
-            for (nth, (bytes, turn)) in
-                [(50, Turn::Fresh), (5, Turn::Fresh), (30, Turn::Rolling)].into_iter().enumerate()
+            for (nth, (bytes, head)) in
+                [(50, GrantHead::Reserve), (5, GrantHead::Reserve), (30, GrantHead::Write)]
+                    .into_iter()
+                    .enumerate()
             {
                 let (grant, tell) = (&grant, tell.clone());
                 scope.spawn(move || {
-                    grant.take(claim(bytes, turn), turn, || ()).unwrap();
+                    grant.take(claim(bytes, head), head, || ()).unwrap();
                     tell.send(bytes).unwrap();
                 });
                 wait_for_waiters(grant, nth + 1);
             }
             assert_eq!(grant.wanted(), 85);
-            // Five bytes would fit, and have to wait for those before them.
-            assert!(!grant.try_take(fresh(5), Turn::Fresh));
-            grant.give(Space::used(20));
+            // Five bytes would fit, but must wait for the earlier waiters.
+            assert!(!grant.try_take(fresh(5), GrantHead::Reserve));
+            grant.give(LogSpace::used(20));
             assert_eq!(told.recv(), Ok(30));
-            grant.give(Space::used(60));
+            grant.give(LogSpace::used(60));
             let mut both = [told.recv().unwrap(), told.recv().unwrap()];
             both.sort_unstable();
             assert_eq!(both, [5, 50]);
@@ -498,15 +504,15 @@ mod tests {
     fn a_thousand_who_wait_are_served_in_the_order_in_which_they_came() {
         const WAITERS: usize = 1000;
         let grant = grant(100, 100);
-        assert!(grant.try_take(fresh(100), Turn::Fresh));
+        assert!(grant.try_take(fresh(100), GrantHead::Reserve));
         let served = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for nth in 0..WAITERS {
                 let (grant, served) = (&grant, &served);
                 scope.spawn(move || {
-                    // Now small, now large: who wants little does not overtake, and only one fits at a time.
+                    // Alternately small and large: small claims do not overtake, and only one fits at a time.
                     let bytes = if nth % 2 == 0 { 100 } else { 51 };
-                    grant.take(fresh(bytes), Turn::Fresh, || ()).unwrap();
+                    grant.take(fresh(bytes), GrantHead::Reserve, || ()).unwrap();
                     lock(served).push(nth);
                     grant.give(fresh(bytes));
                 });
@@ -521,39 +527,39 @@ mod tests {
     #[test]
     fn a_dead_log_wakes_all() {
         let grant = grant(10, 10);
-        assert!(grant.try_take(fresh(10), Turn::Fresh));
+        assert!(grant.try_take(fresh(10), GrantHead::Reserve));
         std::thread::scope(|scope| {
             let waiters: Vec<_> =
-                (0..4).map(|_| scope.spawn(|| grant.take(fresh(1), Turn::Fresh, || ()))).collect();
+                (0..4).map(|_| scope.spawn(|| grant.take(fresh(1), GrantHead::Reserve, || ()))).collect();
             wait_for_waiters(&grant, 4);
             grant.kill();
             assert!(waiters.into_iter().all(|waiter| waiter.join().unwrap() == Err(Dead)));
         });
-        assert_eq!(grant.take(Space::used(1), Turn::Rolling, || ()), Err(Dead));
+        assert_eq!(grant.take(LogSpace::used(1), GrantHead::Write, || ()), Err(Dead));
     }
 
-    /// Others were promised all there is, and wait for the one who goes on: room in the log is all that it needs.
+    /// Everything is promised, and the others wait for the transaction that rolls. It only needs room in the log.
     #[test]
     fn who_goes_on_waits_for_the_log_alone() {
         let grant = grant(120, 100);
-        // A step of 30 bytes is in the log, and its next one promised.
-        assert!(grant.try_take(fresh(30), Turn::Fresh));
-        assert!(grant.try_take(fresh(70), Turn::Fresh));
-        assert!(!grant.try_take(fresh(1), Turn::Fresh), "all is promised");
+        // A unit of 30 bytes is in the log, and the next one is promised.
+        assert!(grant.try_take(fresh(30), GrantHead::Reserve));
+        assert!(grant.try_take(fresh(70), GrantHead::Reserve));
+        assert!(!grant.try_take(fresh(1), GrantHead::Reserve), "all is promised");
         std::thread::scope(|scope| {
-            let begins = scope.spawn(|| grant.take(fresh(1), Turn::Fresh, || ()));
+            let begins = scope.spawn(|| grant.take(fresh(1), GrantHead::Reserve, || ()));
             wait_for_waiters(&grant, 1);
             assert_eq!(grant.wanted(), 0, "no log space helps who begins");
-            let goes_on = scope.spawn(|| grant.take(Space::used(30), Turn::Rolling, || ()));
+            let goes_on = scope.spawn(|| grant.take(LogSpace::used(30), GrantHead::Write, || ()));
             wait_for_waiters(&grant, 2);
             assert_eq!(grant.wanted(), 30);
             // The log's tail moves.
-            grant.give(Space::used(30));
+            grant.give(LogSpace::used(30));
             assert_eq!(goes_on.join().unwrap(), Ok(()));
             wait_for_waiters(&grant, 1);
             grant.give(fresh(30));
             assert_eq!(begins.join().unwrap(), Ok(()));
         });
-        assert_eq!(grant.taken(), Space { used: 71, promised: 71 });
+        assert_eq!(grant.taken(), LogSpace { used: 71, promised: 71 });
     }
 }

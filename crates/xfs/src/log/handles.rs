@@ -1,14 +1,14 @@
-//! Who is open: how many handles there are, and what log space lies ready for the next ones.
+//! Open handles: how many there are, and what log space is kept ready for the next ones.
 //!
-//! Each thread counts in a slot of its own, a cache line that others seldom write. A slot also keeps log space that its
-//! handles gave back, up to a bound: the next one takes it from there, so that to start and to stop a handle writes that
-//! line and no other. What is kept is taken as far as [`Grant`](super::grant::Grant) knows, and belongs to nobody:
-//! whoever finds no space elsewhere collects all of it ([`Handles::collect`]).
+//! Each thread counts in its own slot, a cache line that others seldom write. A slot also keeps log space that its
+//! handles gave back, up to a bound. The next handle takes it from there, so that starting and stopping a handle writes
+//! only that line. For [`Grant`](super::grant::Grant) the kept space is still taken, but it belongs to nobody: whoever
+//! finds no other space collects all of it ([`Handles::collect`]).
 //!
 //! The older design has one count of handles and one credit, under one lock: [`HandleCounts::Locked`].
 
 use super::designs::HandleCounts;
-use super::grant::Space;
+use super::grant::LogSpace;
 use super::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Padded, lock_by};
 use super::thread_slot;
 use lockstat::{Counted, LockClass, Users};
@@ -17,18 +17,18 @@ static LOCKED: LockClass = LockClass::new("handles");
 
 const SLOTS: usize = if cfg!(shuttle) { 2 } else { 64 };
 
-/// How a handle was started.
+/// The result of starting a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Started {
-    /// It is counted, and may not stay.
+    /// It is counted but may not stay.
     TurnsBack,
-    /// It has its log space still to take.
+    /// It still has to take its log space.
     Bare,
     /// It has what it claimed.
     Paid,
 }
 
-/// Handles and credit, however they are counted.
+/// Handles and credit, in either design.
 #[derive(Debug)]
 pub(super) enum Handles {
     Striped(Box<[Padded<Slot>; SLOTS]>),
@@ -38,7 +38,7 @@ pub(super) enum Handles {
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     open: AtomicU32,
-    /// A [`Space`].
+    /// A [`LogSpace`].
     credit: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Locked {
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     open: u32,
-    credit: Space,
+    credit: LogSpace,
 }
 
 impl Handles {
@@ -67,11 +67,11 @@ impl Handles {
         thread_slot::current() % SLOTS
     }
 
-    /// Counts a handle more. If it then `may_stay`, it gets what it claims of what was kept, if there is as much.
+    /// Counts one more handle. If then `may_stay` holds, it takes its claim from the slot, if that keeps enough.
     pub(super) fn start(
         &self,
         slot: usize,
-        claim: Option<Space>,
+        claim: Option<LogSpace>,
         may_stay: impl FnOnce() -> bool,
     ) -> Started {
         match self {
@@ -96,7 +96,7 @@ impl Handles {
         }
     }
 
-    /// Counts a handle less.
+    /// Counts one handle less.
     pub(super) fn stop(&self, slot: usize) {
         match self {
             Self::Striped(slots) => {
@@ -106,7 +106,7 @@ impl Handles {
         }
     }
 
-    /// Whether any handle is open. Good for whoever has seen to it that none is started meanwhile that stays.
+    /// Whether any handle is open. Reliable only if the caller ensures that no handle that stays is started meanwhile.
     pub(super) fn are_open(&self) -> bool {
         match self {
             Self::Striped(slots) => slots.iter().any(|slot| slot.0.open.load(Ordering::SeqCst) != 0),
@@ -114,16 +114,16 @@ impl Handles {
         }
     }
 
-    /// Takes what is claimed of what was kept, if there is as much.
-    pub(super) fn take(&self, slot: usize, claim: Space) -> bool {
+    /// Takes the claim from a slot, if it keeps enough.
+    pub(super) fn take(&self, slot: usize, claim: LogSpace) -> bool {
         match self {
             Self::Striped(slots) => slots[slot % SLOTS].0.take(claim),
             Self::Locked(locked) => locked.0.counts().take(claim),
         }
     }
 
-    /// Keeps what is given back, but no more of either count than `most` altogether; gives what is beyond that.
-    pub(super) fn keep(&self, slot: usize, space: Space, most: u64) -> Space {
+    /// Keeps what is given back, up to a total of `most` in each count. Returns the surplus.
+    pub(super) fn keep(&self, slot: usize, space: LogSpace, most: u64) -> LogSpace {
         match self {
             Self::Striped(slots) => slots[slot % SLOTS].0.keep(space, most),
             Self::Locked(locked) => locked.0.counts().keep(space, most),
@@ -131,27 +131,28 @@ impl Handles {
     }
 
     /// What all slots keep.
-    pub(super) fn kept(&self) -> Space {
+    pub(super) fn kept(&self) -> LogSpace {
         match self {
             Self::Striped(slots) => {
-                let credits = slots.iter().map(|slot| Space::of_word(slot.0.credit.load(Ordering::SeqCst)));
-                credits.fold(Space::default(), Space::plus)
+                let credits =
+                    slots.iter().map(|slot| LogSpace::of_word(slot.0.credit.load(Ordering::SeqCst)));
+                credits.fold(LogSpace::default(), LogSpace::plus)
             }
             Self::Locked(locked) => locked.0.counts().credit,
         }
     }
 
     /// Takes what all slots keep.
-    pub(super) fn collect(&self) -> Space {
+    pub(super) fn collect(&self) -> LogSpace {
         match self {
             Self::Striped(slots) => {
                 let credits = slots.iter().map(|slot| &slot.0.credit);
                 let of = |credit: &AtomicU64| match credit.load(Ordering::SeqCst) {
-                    // A line that nobody has to give up.
-                    0 => Space::default(),
-                    _ => Space::of_word(credit.swap(0, Ordering::SeqCst)),
+                    // Do not write: its owner keeps the cache line.
+                    0 => LogSpace::default(),
+                    _ => LogSpace::of_word(credit.swap(0, Ordering::SeqCst)),
                 };
-                credits.map(of).fold(Space::default(), Space::plus)
+                credits.map(of).fold(LogSpace::default(), LogSpace::plus)
             }
             Self::Locked(locked) => std::mem::take(&mut locked.0.counts().credit),
         }
@@ -159,21 +160,21 @@ impl Handles {
 }
 
 impl Slot {
-    fn take(&self, claim: Space) -> bool {
-        let rest = |word| Some(Space::of_word(word).less(claim)?.word());
+    fn take(&self, claim: LogSpace) -> bool {
+        let rest = |word| Some(LogSpace::of_word(word).less(claim)?.word());
         self.credit.fetch_update(Ordering::SeqCst, Ordering::SeqCst, rest).is_ok()
     }
 
-    fn keep(&self, space: Space, most: u64) -> Space {
+    fn keep(&self, space: LogSpace, most: u64) -> LogSpace {
         let before = self.credit.fetch_add(space.word(), Ordering::SeqCst);
-        let now = Space::of_word(before).plus(space);
+        let now = LogSpace::of_word(before).plus(space);
         if now.used <= most && now.promised <= most {
-            return Space::default();
+            return LogSpace::default();
         }
-        // What others took meanwhile is not beyond anything.
-        let bounded = |word| Some(Space::of_word(word).at_most(most).word());
+        // If others took some meanwhile, there is no surplus.
+        let bounded = |word| Some(LogSpace::of_word(word).at_most(most).word());
         let full = self.credit.fetch_update(Ordering::SeqCst, Ordering::SeqCst, bounded);
-        let full = Space::of_word(full.unwrap_or_default());
+        let full = LogSpace::of_word(full.unwrap_or_default());
         full.less(full.at_most(most)).unwrap_or_default()
     }
 }
@@ -185,13 +186,13 @@ impl Locked {
 }
 
 impl Counts {
-    fn take(&mut self, claim: Space) -> bool {
+    fn take(&mut self, claim: LogSpace) -> bool {
         let rest = self.credit.less(claim);
         self.credit = rest.unwrap_or(self.credit);
         rest.is_some()
     }
 
-    fn keep(&mut self, space: Space, most: u64) -> Space {
+    fn keep(&mut self, space: LogSpace, most: u64) -> LogSpace {
         let full = self.credit.plus(space);
         self.credit = full.at_most(most);
         full.less(self.credit).unwrap_or_default()
@@ -202,8 +203,8 @@ impl Counts {
 mod tests {
     use super::*;
 
-    const fn space(used: u64, promised: u64) -> Space {
-        Space { used, promised }
+    const fn space(used: u64, promised: u64) -> LogSpace {
+        LogSpace { used, promised }
     }
 
     #[test]

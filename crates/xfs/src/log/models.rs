@@ -1,17 +1,16 @@
-//! Models of the journal, run under every schedule that a random scheduler comes up with:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p uxfs-xfs --lib models`. Schedules that fail are printed and can be
-//! replayed (`shuttle::replay`).
+//! Models of the journal, run under the schedules of a random scheduler: `RUSTFLAGS="--cfg shuttle" cargo test -p
+//! uxfs-xfs --lib models`. Failing schedules are printed and can be replayed (`shuttle::replay`).
 
 use super::designs::{CilLocks, HandleCounts, Reservations, Vectors};
 use super::gate::Gate;
-use super::grant::{Grant, Space, Turn};
+use super::grant::{Grant, GrantHead, LogSpace};
 use super::handles::Handles;
-use super::item::{ItemState, Landing, LogItem, Push, WriteJob};
-use super::layout::{Layout, Pos};
-use super::open::Start;
-use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering, ThreadId, lock, thread};
+use super::item::{AfterCommit, ItemState, LogItem, Push, WriteJob};
+use super::layout::{LogLayout, Pos};
+use super::open::LogStart;
+use super::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, ThreadId, lock, thread, wait};
 use super::vector::{LogVector, VecSize};
-use super::{CommitSeq, Designs, Journal, Pace, ShutdownReason, Ticket};
+use super::{CheckpointOutcome, CommitSeq, Designs, Journal, Pace, ShutdownReason, Ticket};
 use blockdev::{
     AlignedBuf, BlockDevice, DeviceError, Durability, Fault, FaultDevice, Layer, Means, MemoryDevice, Op,
     Repeat,
@@ -27,49 +26,70 @@ fn check(iterations: usize, model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || again(), iterations, 3);
 }
 
-/// A gate whose handles are counted in one way or the other.
+/// A gate whose handles are counted in this design.
 fn gate(design: HandleCounts) -> Gate {
     Gate::new(Arc::new(Handles::new(design)))
 }
 
-/// The space of a small log, of which each slot may keep as much.
+/// The space of a small log, with a limit for what each slot may keep.
 fn grant(bytes: u64, designs: Designs, keeps: u64) -> Grant {
     let handles = Arc::new(Handles::new(designs.handles));
     Grant::new(bytes, bytes, handles, designs.reservation).keeping(keeps)
 }
 
-/// Journals of today's design, and of older ones.
+/// Journals of today's design and of older ones.
 const DESIGNS: [Designs; 3] =
-    [TODAY, Designs { cil: CilLocks::SingleLock, vectors: Vectors::TwoPass, ..TODAY }, Designs::OLDEST];
+    [TODAY, Designs { cil: CilLocks::SingleLock, vectors: Vectors::AtCommit, ..TODAY }, Designs::OLDEST];
 
 const TODAY: Designs = Designs {
     handles: HandleCounts::Atomic,
     reservation: Reservations::Atomic,
     cil: CilLocks::Sharded,
-    vectors: Vectors::OnePass,
+    vectors: Vectors::AtClose,
 };
 
-/// What a journal is made with.
+/// How a journal is made.
 #[derive(Clone, Copy)]
 struct Setup {
     designs: Designs,
     means: Means,
-    /// Bytes of a record, most of all.
+    /// Maximum bytes of a record.
     record_size: u32,
 }
 
-/// Records that hold all that a model commits at once, and such that it takes several, which are written together.
+/// One record size that holds all that a model commits at once, and one that needs several records, which are written
+/// together.
 const RECORD_SIZES: [u32; 2] = [32 << 10, 8 << 10];
 
-/// Runs a model of journals of these designs on devices of all kinds: where there is a write cache the log is written by the
-/// journal's threads, and where there is none by whoever forces it.
+/// Runs a model of these designs on devices of all kinds. With a write cache, the journal's threads write the log;
+/// without one, the thread that forces it does.
 fn check_journals(
     designs: &[Designs],
     iterations: usize,
     model: impl Fn(Setup) + Copy + Send + Sync + 'static,
 ) {
+    check_journals_on(&Means::ALL, designs, iterations, model);
+}
+
+/// Like [`check_journals`], only on devices with a write cache. On others, the thread that commits a checkpoint also
+/// lands it.
+fn check_journals_with_caches(
+    designs: &[Designs],
+    iterations: usize,
+    model: impl Fn(Setup) + Copy + Send + Sync + 'static,
+) {
+    let with_caches: Vec<Means> = Means::ALL.into_iter().filter(|means| means.write_cache).collect();
+    check_journals_on(&with_caches, designs, iterations, model);
+}
+
+fn check_journals_on(
+    all_means: &[Means],
+    designs: &[Designs],
+    iterations: usize,
+    model: impl Fn(Setup) + Copy + Send + Sync + 'static,
+) {
     for &designs in designs {
-        for means in Means::ALL {
+        for &means in all_means {
             for record_size in RECORD_SIZES {
                 check(iterations / 2, move || model(Setup { designs, means, record_size }));
             }
@@ -86,30 +106,35 @@ fn reservation_serves_everybody(designs: Designs) {
     check(2000, move || {
         let grant = Arc::new(grant(10, designs, 0));
         let inside = Arc::new(AtomicU64::new(0));
-        let threads: Vec<_> = [(4, Turn::Fresh), (7, Turn::Fresh), (5, Turn::Rolling), (10, Turn::Fresh)]
-            .into_iter()
-            .map(|(bytes, turn)| {
-                let (grant, inside) = (Arc::clone(&grant), Arc::clone(&inside));
-                thread::spawn(move || {
-                    for _ in 0..2 {
-                        let promised = if turn == Turn::Fresh { bytes } else { 0 };
-                        let claim = Space { used: bytes, promised };
-                        grant.take(claim, turn, || ()).unwrap();
-                        let sum = inside.fetch_add(bytes, Ordering::SeqCst) + bytes;
-                        assert!(sum <= 10, "{sum} bytes of 10 are taken");
-                        inside.fetch_sub(bytes, Ordering::SeqCst);
-                        grant.give(claim);
-                    }
-                })
+        let threads: Vec<_> = [
+            (4, GrantHead::Reserve),
+            (7, GrantHead::Reserve),
+            (5, GrantHead::Write),
+            (10, GrantHead::Reserve),
+        ]
+        .into_iter()
+        .map(|(bytes, turn)| {
+            let (grant, inside) = (Arc::clone(&grant), Arc::clone(&inside));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let promised = if turn == GrantHead::Reserve { bytes } else { 0 };
+                    let claim = LogSpace { used: bytes, promised };
+                    grant.take(claim, turn, || ()).unwrap();
+                    let sum = inside.fetch_add(bytes, Ordering::SeqCst) + bytes;
+                    assert!(sum <= 10, "{sum} bytes of 10 are taken");
+                    inside.fetch_sub(bytes, Ordering::SeqCst);
+                    grant.give(claim);
+                }
             })
-            .collect();
+        })
+        .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!((grant.used(), grant.wanted()), (0, 0));
     });
 }
 
-/// Handles that take what was given back before them, beside some that find nothing but that: it is never lost, nobody
-/// waits while it is there, and no two have it.
+/// Handles take what earlier ones gave back, and others find nothing but that: it is never lost, nobody waits while it
+/// is there, and no two handles get it.
 #[test]
 fn models_what_handles_give_back_serves_everybody() {
     for handles in HandleCounts::ALL {
@@ -124,15 +149,15 @@ fn models_what_handles_give_back_serves_everybody() {
                     let (grant, gate, inside) = (Arc::clone(&grant), Arc::clone(&gate), Arc::clone(&inside));
                     thread::spawn(move || {
                         for _ in 0..2 {
-                            let mut claim = Space { used: bytes, promised: bytes };
+                            let mut claim = LogSpace { used: bytes, promised: bytes };
                             let (slot, paid) = gate.enter(grant.claim_of_kept(claim)).unwrap();
                             if !paid {
-                                grant.take(claim, Turn::Fresh, || ()).unwrap();
+                                grant.take(claim, GrantHead::Reserve, || ()).unwrap();
                             }
                             let sum = inside.fetch_add(bytes, Ordering::SeqCst) + bytes;
                             assert!(sum <= 10, "{sum} bytes of 10 are taken");
-                            let longer = Space { used: more, promised: more };
-                            if grant.try_take_at(slot, longer, Turn::Fresh) {
+                            let longer = LogSpace { used: more, promised: more };
+                            if grant.try_take_at(slot, longer, GrantHead::Reserve) {
                                 let sum = inside.fetch_add(more, Ordering::SeqCst) + more;
                                 assert!(sum <= 10, "{sum} bytes of 10 are taken");
                                 claim = claim.plus(longer);
@@ -149,7 +174,10 @@ fn models_what_handles_give_back_serves_everybody() {
             gate.open();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!((grant.used(), grant.promised(), grant.wanted()), (0, 0, 0));
-            assert!(grant.try_take(Space { used: 10, promised: 10 }, Turn::Fresh), "all of it is to be had");
+            assert!(
+                grant.try_take(LogSpace { used: 10, promised: 10 }, GrantHead::Reserve),
+                "all of it is to be had"
+            );
         });
     }
 }
@@ -163,7 +191,7 @@ fn models_a_shutdown_wakes_who_waits_for_space() {
                 let grant = Arc::clone(&grant);
                 thread::spawn(move || {
                     // What is taken is not given back.
-                    let _ = grant.take(Space { used: 6, promised: 6 }, Turn::Fresh, || ());
+                    let _ = grant.take(LogSpace { used: 6, promised: 6 }, GrantHead::Reserve, || ());
                 })
             })
             .collect();
@@ -204,7 +232,7 @@ fn a_closed_gate_is_empty(design: HandleCounts) {
     });
 }
 
-/// Who closes a journal kills its gate and then lets go of it; who waits outside may see that only when both are done.
+/// Closing a journal kills its gate and then opens it. A thread outside may see that only after both.
 #[test]
 fn models_who_waits_for_a_gate_that_is_killed_turns_back() {
     check(2000, || {
@@ -220,7 +248,7 @@ fn models_who_waits_for_a_gate_that_is_killed_turns_back() {
     });
 }
 
-/// A number that is changed by transactions and written back to a block of its own.
+/// A number that transactions change and that is written back to a block of its own.
 #[derive(Debug)]
 struct Number {
     state: ItemState,
@@ -234,9 +262,9 @@ struct Number {
 struct Inner {
     value: u64,
     pins: u32,
-    /// Values that are in the log for good.
+    /// The value that is permanently in the log.
     landed: u64,
-    /// Values of the checkpoints that are not, oldest first.
+    /// Values of checkpoints that are not, oldest first.
     waiting: Vec<u64>,
 }
 
@@ -253,7 +281,7 @@ impl Number {
 }
 
 impl Number {
-    /// Once a journal is over, what is in the log for good may be written back, and nothing else ever.
+    /// After the end of a journal, what is permanently in the log may be written back, and nothing else.
     fn is_pinned_unless_landed(&self) {
         let inner = lock(&self.inner);
         let Inner { value, landed, .. } = *inner;
@@ -280,8 +308,8 @@ impl LogItem for Number {
         inner.landed = inner.waiting.remove(0);
     }
 
-    fn landed(&self, _lsn: Lsn) -> Landing {
-        Landing::Ail
+    fn committed(&self, _lsn: Lsn) -> AfterCommit {
+        AfterCommit::Ail
     }
 
     fn push(self: Arc<Self>) -> Push {
@@ -290,7 +318,7 @@ impl LogItem for Number {
         if inner.pins > 0 {
             return Push::Pinned;
         }
-        // Write-ahead: nothing reaches its place before it is in the log.
+        // Write-ahead: nothing is written in place before it is in the log.
         assert_eq!(inner.value, inner.landed, "a value is written back that is not in the log");
         let me = self.me.upgrade().unwrap();
         let mut bytes = AlignedBuf::zeroed(512);
@@ -310,7 +338,7 @@ fn memory() -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::anonymous(1 << 20).unwrap())
 }
 
-/// A journal with a log of a few dozen transactions, and room for items behind it.
+/// A journal with a log for a few dozen transactions, and room for items behind it.
 fn journal(setup: Setup) -> (Arc<dyn BlockDevice>, Arc<Journal>) {
     let device = setup.means.of(memory());
     let journal = journal_on(Arc::clone(&device), setup);
@@ -318,20 +346,20 @@ fn journal(setup: Setup) -> (Arc<dyn BlockDevice>, Arc<Journal>) {
 }
 
 fn journal_on(device: Arc<dyn BlockDevice>, setup: Setup) -> Arc<Journal> {
-    let layout = Layout::for_tests(LOG_BLOCKS, 512, setup.record_size);
+    let layout = LogLayout::for_tests(LOG_BLOCKS, 512, setup.record_size);
     let head = Pos(LOG_BLOCKS.into());
-    let start = Start { head, tail: head, previous: u32::MAX };
+    let start = LogStart { head, tail: head, previous: u32::MAX };
     Journal::start(device, layout, start, Pace::Background, setup.designs).unwrap()
 }
 
-/// Adds one to all of `numbers` in one transaction; gives whether that was committed.
+/// Adds one to all of `numbers` in one transaction. Returns whether it was committed.
 fn add_one(journal: &Journal, numbers: &[Arc<Number>], bytes: usize, force: bool) -> bool {
     let size = VecSize::default().region(bytes);
     let Ok(ticket) = journal.reserve(size.log_bytes() * numbers.len() as u32, 1, 0) else { return false };
     commit_one(journal, ticket, numbers, bytes, force).is_some()
 }
 
-/// Gives the checkpoint in which it was committed.
+/// Returns the checkpoint into which it was committed.
 fn commit_one(
     journal: &Journal,
     ticket: Ticket,
@@ -342,7 +370,7 @@ fn commit_one(
     commit_told(journal, ticket, numbers, &vec![1; bytes], force)
 }
 
-/// The same, with what the log says of each.
+/// The same, with the region that is logged for each.
 fn commit_told(
     journal: &Journal,
     mut ticket: Ticket,
@@ -354,7 +382,7 @@ fn commit_told(
     let held: Vec<_> = numbers.iter().map(|number| lock(&number.owner)).collect();
     let mut items: Vec<(Arc<dyn LogItem>, LogVector)> = Vec::new();
     for number in numbers {
-        let mut vector = LogVector::of_spare(size);
+        let mut vector = LogVector::of_spare(size.log_bytes() as usize);
         vector.region(region);
         items.push((number.clone(), vector));
     }
@@ -380,7 +408,7 @@ fn commit_told(
     Some(seq)
 }
 
-/// What lies in the numbers' places.
+/// The value on disk.
 fn stored(device: &dyn BlockDevice, number: &Number) -> u64 {
     let mut sector = [0; 512];
     device.read(number.daddr * 512, &mut sector).unwrap();
@@ -413,8 +441,8 @@ fn models_commits_join_checkpoints_in_their_order_and_all_land() {
     });
 }
 
-/// One that has more items than are landed where it is closed is handed over; one that a record has no room for is not kept
-/// open until that has landed.
+/// A checkpoint with more items than are completed where it is closed is handed over. One that does not fit into a
+/// record is not kept open until the one before is committed.
 #[test]
 fn models_large_checkpoints_land_in_their_order() {
     check_journals(&[TODAY], 200, |setup| {
@@ -435,8 +463,9 @@ fn models_large_checkpoints_land_in_their_order() {
     });
 }
 
-/// A device that makes a word for each thread stable when it is flushed, which that thread has written; where it has no durable
-/// writes, a write in place of one flushes it too. No record tells of a word that is not stable ([`tells_of`]).
+/// A device with a word for each thread; a flush makes the words that the threads have written stable. If the device
+/// has no durable writes, a write that replaces one flushes it too. No record may tell of a word that is not stable
+/// ([`tells_of`]).
 #[derive(Debug)]
 struct Flushed {
     written: [AtomicU64; THREADS],
@@ -461,12 +490,12 @@ impl Flushed {
     }
 }
 
-/// What stands in the log of a thread's word, over and over.
+/// What the log contains for a thread's word, repeated.
 fn tells_of(nth: usize, word: u64) -> [u8; 4] {
     [0xda, nth as u8, word as u8, 0xad]
 }
 
-/// The words that bytes of the log tell of. One may be torn by the number of the log's cycle in it, but not two on end.
+/// The words that bytes of the log tell of. The log's cycle number may overwrite part of one, but not of two in a row.
 fn told_by(bytes: &[u8]) -> impl Iterator<Item = (usize, u64)> {
     bytes.chunks_exact(4).filter_map(|word| match *word {
         [0xda, nth, word, 0xad] => Some((usize::from(nth), u64::from(word))),
@@ -511,8 +540,8 @@ impl Layer for Flushed {
     }
 }
 
-/// Who commits what tells of data that were written before has them stable before the log says so, and in any case when it is
-/// forced; so that nobody flushes besides, however many checkpoints share a flush.
+/// Data that were written before a commit that tells of them are stable before the log tells of them, and at the latest
+/// when the log is forced. So nobody needs an extra flush, however many checkpoints share one.
 #[test]
 fn models_no_record_tells_of_data_that_are_not_stable() {
     check_journals(&[TODAY], 500, |setup| {
@@ -537,13 +566,14 @@ fn models_no_record_tells_of_data_that_are_not_stable() {
     });
 }
 
-/// Adds one to a number, of which the log says `region`.
+/// Adds one to a number and logs `region` for it.
 fn add_told(journal: &Journal, number: &Arc<Number>, region: &[u8], force: bool) -> bool {
     let ticket = journal.reserve(VecSize::default().region(region.len()).log_bytes(), 1, 0).unwrap();
     commit_told(journal, ticket, std::slice::from_ref(number), region, force).is_some()
 }
 
-/// Who writes data that a checkpoint which may be on its way to the log tells of, and counts on its flush, has it stable.
+/// If a thread writes data for a checkpoint that may be under way already, and relies on its flush, the data are
+/// stable.
 #[test]
 fn models_a_flush_that_is_to_come_makes_data_stable() {
     check_journals(&[TODAY], 500, |setup| {
@@ -573,7 +603,7 @@ fn models_a_flush_that_is_to_come_makes_data_stable() {
     });
 }
 
-/// A journal that covers its log beside commits: what it says to be covered is in its place.
+/// A journal covers its log beside commits: what counts as covered has been written back.
 #[test]
 fn models_a_covered_log_has_nothing_to_replay() {
     check_journals(&[TODAY], 75, |setup| {
@@ -620,7 +650,7 @@ fn models_a_full_log_empties_itself() {
                 let journal = Arc::clone(&journal);
                 thread::spawn(move || {
                     for step in 0..8 {
-                        // New numbers: nothing is absorbed by relogging.
+                        // New numbers, so that relogging absorbs nothing.
                         let number = Number::new(1000 + nth * 10 + step);
                         assert!(add_one(&journal, &[number], 60_000, false));
                     }
@@ -645,7 +675,7 @@ fn models_a_shutdown_ends_every_wait() {
             .collect();
         journal.shutdown(ShutdownReason::Asked);
         for thread in threads {
-            // Whether it came to its end before the shutdown is chance.
+            // Whether it ended before the shutdown is chance.
             let _all: bool = thread.join().unwrap();
         }
         drop(journal);
@@ -655,7 +685,7 @@ fn models_a_shutdown_ends_every_wait() {
     });
 }
 
-/// Whoever flushes finds that the device has failed, and ends the journal.
+/// A flush finds that the device has failed, and ends the journal.
 #[test]
 fn models_a_flush_that_fails_ends_every_wait() {
     check_journals(&[TODAY], 100, |setup| {
@@ -678,13 +708,13 @@ fn models_a_flush_that_fails_ends_every_wait() {
     });
 }
 
-/// A device that looks at who writes the log, and when.
+/// A device that records who writes the log, and when.
 #[derive(Debug)]
 struct Watched {
     is_down: AtomicBool,
-    /// Threads whose flush ended when the journal was shut down.
+    /// Threads whose flush ended after the journal was shut down.
     late: Mutex<Vec<ThreadId>>,
-    /// Who wrote each record.
+    /// Which thread wrote each record.
     writers: Mutex<Vec<ThreadId>>,
     inner: Arc<dyn BlockDevice>,
 }
@@ -724,7 +754,7 @@ impl Layer for Watched {
     }
 }
 
-/// What is not in the log when the journal is shut down never will be, though its flush ends well behind that.
+/// What is not in the log at shutdown never gets there, even if its flush succeeds long after that.
 #[test]
 fn models_no_record_is_written_behind_a_shutdown() {
     check_journals(&[TODAY], 250, |setup| {
@@ -742,7 +772,110 @@ fn models_no_record_is_written_behind_a_shutdown() {
     });
 }
 
-/// A thread that is alone with the journal writes the log itself where that spares it the way to another, and each time.
+/// A device that counts the writes to its log and fails one of them.
+#[derive(Debug)]
+struct Written {
+    count: Mutex<u64>,
+    more: Condvar,
+    fails_at: u64,
+    inner: Arc<dyn BlockDevice>,
+}
+
+impl Written {
+    fn new(fails_at: u64) -> Arc<Self> {
+        Arc::new(Self { count: Mutex::default(), more: Condvar::new(), fails_at, inner: memory() })
+    }
+
+    fn wait_for(&self, count: u64) {
+        let mut written = lock(&self.count);
+        while *written < count {
+            written = wait(&self.more, written);
+        }
+    }
+}
+
+impl Layer for Written {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
+    }
+
+    fn pass_write(
+        &self,
+        offset: u64,
+        buf: &[u8],
+        durability: Durability,
+    ) -> std::result::Result<(), DeviceError> {
+        if offset >= u64::from(LOG_BLOCKS) * 512 {
+            return self.inner.write(offset, buf, durability);
+        }
+        let mut count = lock(&self.count);
+        *count += 1;
+        self.more.notify_all();
+        match *count == self.fails_at {
+            true => Err(DeviceError::Failed("as asked for".to_owned())),
+            false => self.inner.write(offset, buf, durability),
+        }
+    }
+}
+
+/// The checkpoints that have ended, and how.
+type Ends = Arc<Mutex<Vec<(u64, CheckpointOutcome)>>>;
+
+/// Closes a checkpoint of one commit; `then` is called when it has ended.
+fn close_one(journal: &Journal, nth: u64, ends: &Ends, then: impl FnOnce() + Send + 'static) -> CommitSeq {
+    let size = VecSize::default().region(40);
+    let mut ticket = journal.reserve(size.log_bytes(), 1, 0).unwrap();
+    let mut vector = LogVector::of_spare(size.log_bytes() as usize);
+    vector.region(&[1; 40]);
+    let mut items: Vec<(Arc<dyn LogItem>, LogVector)> = vec![(Number::new(1000 + nth), vector)];
+    let ends = Arc::clone(ends);
+    let note = move |outcome| {
+        then();
+        lock(&ends).push((nth, outcome));
+    };
+    let seq = journal.commit(&mut ticket, &mut items, Some(Box::new(note)), || ()).unwrap();
+    journal.release(ticket);
+    journal.push_cil();
+    assert!(journal.core.worker.wait_until(|| journal.core.cil.seq() > seq.0));
+    seq
+}
+
+/// The callbacks of a landing checkpoint do not keep the next one from being written, and checkpoints still land in
+/// order.
+#[test]
+fn models_the_next_checkpoint_is_committed_while_one_lands() {
+    check_journals_with_caches(&[TODAY], 400, |setup| {
+        let device = Written::new(u64::MAX);
+        let journal = journal_on(setup.means.of(device.clone()), setup);
+        let ends = Ends::default();
+        let of_next = Arc::clone(&device);
+        close_one(&journal, 0, &ends, move || of_next.wait_for(2));
+        close_one(&journal, 1, &ends, || ());
+        journal.force_all().unwrap();
+        assert_eq!(*lock(&ends), [(0, CheckpointOutcome::Committed), (1, CheckpointOutcome::Committed)]);
+        journal.close().unwrap();
+    });
+}
+
+/// A checkpoint that is in the log lands, and its waiters are told so, even if the next one fails meanwhile.
+#[test]
+fn models_what_is_in_the_log_lands_before_the_next_one_fails() {
+    check_journals_with_caches(&[TODAY], 400, |setup| {
+        let device = Written::new(2);
+        let journal = journal_on(setup.means.of(device.clone()), setup);
+        let ends = Ends::default();
+        let of_next = Arc::clone(&device);
+        let first = close_one(&journal, 0, &ends, move || of_next.wait_for(2));
+        let second = close_one(&journal, 1, &ends, || ());
+        journal.force(first).unwrap();
+        assert!(journal.force(second).is_err());
+        journal.halt(ShutdownReason::Asked);
+        assert_eq!(*lock(&ends), [(0, CheckpointOutcome::Committed), (1, CheckpointOutcome::Aborted)]);
+    });
+}
+
+/// A thread that is alone with the journal writes the log itself if that saves a switch to another thread, and does so
+/// each time.
 #[test]
 fn models_who_forces_the_log_alone_writes_it_where_a_flush_costs_nothing() {
     check_journals(&[TODAY], 25, |setup| {
@@ -762,7 +895,7 @@ fn models_who_forces_the_log_alone_writes_it_where_a_flush_costs_nothing() {
     });
 }
 
-/// A journal that is given up has all in its log that was committed, whoever is about to force it.
+/// A journal that is given up has everything in its log that was committed, whoever is about to force it.
 #[test]
 fn models_what_was_committed_is_in_a_log_that_is_given_up() {
     check_journals(&[TODAY], 100, |setup| {
@@ -777,7 +910,7 @@ fn models_what_was_committed_is_in_a_log_that_is_given_up() {
             .collect();
         journal.freeze().unwrap().give_up();
         for thread in threads {
-            // Whether it came to its end before is chance.
+            // Whether it ended before is chance.
             let _all: bool = thread.join().unwrap();
         }
         for number in numbers {
@@ -787,11 +920,11 @@ fn models_what_was_committed_is_in_a_log_that_is_given_up() {
     });
 }
 
-/// What a transaction owes. It holds the tail until it is done, unless it is logged again.
+/// The deferred work of a transaction. It holds the tail until it is done, unless it is relogged.
 #[derive(Debug)]
 struct Promise {
     state: ItemState,
-    /// Whether its end may be logged, and whether it is being logged again.
+    /// Whether its done item may be logged, and whether it is being relogged.
     words: Mutex<(bool, bool)>,
     settled: super::sync::Condvar,
 }
@@ -818,8 +951,8 @@ impl LogItem for Promise {
     }
     fn pin(&self) {}
     fn unpin(&self) {}
-    fn landed(&self, _lsn: Lsn) -> Landing {
-        Landing::Ail
+    fn committed(&self, _lsn: Lsn) -> AfterCommit {
+        AfterCommit::Ail
     }
     fn push(self: Arc<Self>) -> Push {
         if lock(&self.words).0 { Push::Pinned } else { Push::Owed }
@@ -853,8 +986,8 @@ impl LogItem for Kept {
     }
     fn pin(&self) {}
     fn unpin(&self) {}
-    fn landed(&self, _lsn: Lsn) -> Landing {
-        Landing::Retire(Arc::clone(&self.promise) as Arc<dyn LogItem>)
+    fn committed(&self, _lsn: Lsn) -> AfterCommit {
+        AfterCommit::Retire(Arc::clone(&self.promise) as Arc<dyn LogItem>)
     }
     fn push(self: Arc<Self>) -> Push {
         Push::Gone
@@ -867,8 +1000,8 @@ fn vector(bytes: usize) -> LogVector {
     vector
 }
 
-/// One goes on with a transaction over and over, and has locked what most others reserve log space for and then wait
-/// for: together they want more than there is. Somebody else fills the log behind what it owes.
+/// One transaction rolls over and over, and has locked what most others reserve log space for and then wait for.
+/// Together they want more than there is. Another thread fills the log behind its intent.
 #[test]
 fn models_who_goes_on_waits_for_nobody_who_waits_for_it() {
     const BYTES: usize = 30_000;
@@ -919,7 +1052,7 @@ fn models_who_goes_on_waits_for_nobody_who_waits_for_it() {
     });
 }
 
-/// Who forces the log closes a checkpoint that nobody was asked to write.
+/// A thread that forces the log closes a checkpoint that nobody was asked to write.
 #[test]
 fn models_idle_time_waits_for_who_forces_the_log() {
     check_journals(&[TODAY], 100, |setup| {
@@ -939,14 +1072,15 @@ fn models_idle_time_waits_for_who_forces_the_log() {
     });
 }
 
-/// What was asked to be written back was forgotten by a thread that had seen, before it landed, that nothing was there.
+/// Regression: a request for write-back was dropped by a thread that had seen an empty list before the item was
+/// committed.
 #[test]
 fn models_what_is_asked_for_is_written_back() {
     check_journals(&[TODAY], 250, |setup| {
         let (device, journal) = journal(setup);
         let kicker = {
             let journal = Arc::clone(&journal);
-            thread::spawn(move || (0..3).for_each(|_| journal.core.pushing.kick()))
+            thread::spawn(move || (0..3).for_each(|_| journal.core.ail_push.push()))
         };
         let number = Number::new(1000);
         for value in 1..3 {

@@ -1,57 +1,59 @@
-//! Opening a log: where it goes on, and that nothing of a crash lies behind that place.
+//! Opening a log: where it continues, and that no traces of a crash lie behind that position.
 //!
-//! A crash may have left blocks of the current cycle behind the head: records that were on their way, behind one
-//! that was not whole. Once the log has gone on over a part of them, the rest would look like its newest records;
-//! so they are overwritten before anything else is.
+//! A crash may have left blocks of the current cycle behind the head: records that were under way behind an incomplete
+//! one. Once the log has overwritten a part of them, the rest would look like its newest records. So they are
+//! overwritten before anything else is.
 
-use super::layout::{Layout, Pos};
+use super::layout::{LogLayout, Pos};
 use crate::error::{Error, Result};
 use blockdev::{AlignedBuf, BlockDevice, Durability};
 use xfs_format::error::FormatError;
 use xfs_format::log::{BLOCK_SIZE, LogEnds, block_cycle};
 use xfs_format::superblock::Superblock;
 
-/// Blocks that are looked at together.
+/// Blocks that are checked together.
 const CHUNK: u32 = 256;
 
-/// Whether a journal can be written in a volume's log, on a device with such sectors.
+/// Checks that a journal can be written to a volume's log, on a device with this sector size.
 pub fn check_shape(superblock: &Superblock, device_sector: u32) -> Result<()> {
-    Layout::new(superblock, device_sector, 0).map(drop)
+    LogLayout::new(superblock, device_sector, 0).map(drop)
 }
 
-/// Whether the log of a volume, on a device with such sectors, can have records of this size (`h_size`).
+/// Checks that a volume's log can have records of this size (`h_size`), on a device with this sector size.
 pub fn check_record_size(superblock: &Superblock, device_sector: u32, size: u32) -> Result<()> {
-    if Layout::new(superblock, device_sector, size)?.size == size {
+    if LogLayout::new(superblock, device_sector, size)?.size == size {
         return Ok(());
     }
     let problem = FormatError::value("log", "size of a record", size.into());
     Err(Error::corrupt_block(superblock.log_daddr(), None, problem))
 }
 
-/// Where a log goes on.
+/// Where a log continues.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Start {
-    /// The place of the next record, which recovery begins at from now on: all before it is in its place.
+pub(super) struct LogStart {
+    /// The position of the next record, and from now on the start of recovery: everything before it has been written
+    /// back.
     pub(super) head: Pos,
-    /// Where it would begin if the next record never came: what the last one names.
+    /// The start of recovery if the next record is never written: the tail that the last one names.
     pub(super) tail: Pos,
-    /// Block of the last record (`u32::MAX`: there is none).
+    /// Block of the last record (`u32::MAX` if there is none).
     pub(super) previous: u32,
 }
 
-/// Checks what was found of a log, and gives its shape, and where it goes on.
+/// Checks what was found of a log. Returns its layout and where it continues.
 ///
-/// Its records are of the size that the last one has. A kernel reads all records from the tail on as the first of them
-/// says, and one that goes on behind us names one of ours: its own will have the size that they had before.
+/// Its records have the size of the last one. A kernel reads all records from the tail on as the first of them says. A
+/// kernel that mounts the volume after us may name one of our records as the tail, so ours have the size that its
+/// records had before.
 pub(super) fn prepare(
     device: &dyn BlockDevice,
     superblock: &Superblock,
     ends: &LogEnds,
-) -> Result<(Layout, Start)> {
+) -> Result<(LogLayout, LogStart)> {
     if !ends.clean {
         return Err(Error::DirtyLog);
     }
-    let layout = Layout::new(superblock, device.sector_size(), ends.record_size)?;
+    let layout = LogLayout::new(superblock, device.sector_size(), ends.record_size)?;
     let (head, previous) = layout
         .head(ends, device.sector_size())
         .map_err(|problem| Error::corrupt_block(superblock.log_daddr(), None, problem))?;
@@ -60,17 +62,17 @@ pub(super) fn prepare(
         Some(_) => layout.pos(ends.tail).min(head),
     };
     clear_traces(device, &layout, head, room(&layout, head, tail))?;
-    Ok((layout, Start { head, tail, previous }))
+    Ok((layout, LogStart { head, tail, previous }))
 }
 
-/// Blocks between the head and what a crash would have recovery begin with: up to there the log is free.
-fn room(layout: &Layout, head: Pos, tail: Pos) -> u32 {
+/// Blocks between the head and the start of recovery after a crash: up to there the log is free.
+fn room(layout: &LogLayout, head: Pos, tail: Pos) -> u32 {
     let used = head.0 - tail.0;
     layout.blocks.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX))
 }
 
-/// Overwrites what lies behind the head, if a crash left anything there.
-fn clear_traces(device: &dyn BlockDevice, layout: &Layout, head: Pos, room: u32) -> Result<()> {
+/// Overwrites what a crash may have left behind the head.
+fn clear_traces(device: &dyn BlockDevice, layout: &LogLayout, head: Pos, room: u32) -> Result<()> {
     let mut found = false;
     for_chunks(layout, head, room, |offset, first, chunk| {
         device.read(offset, chunk)?;
@@ -94,15 +96,15 @@ fn clear_traces(device: &dyn BlockDevice, layout: &Layout, head: Pos, room: u32)
     Ok(device.flush()?)
 }
 
-/// The cycle that a block has which was not written since the log came round.
-fn older_cycle(layout: &Layout, at: Pos) -> u32 {
+/// The cycle of a block that has not been written since the log wrapped around.
+fn older_cycle(layout: &LogLayout, at: Pos) -> u32 {
     ((layout.lsn(at).0 >> 32) as u32).saturating_sub(1)
 }
 
-/// Goes through the blocks behind the head that a crash may have left a trace in: byte on the device, place, and
-/// room for the blocks.
+/// Goes through the blocks behind the head where a crash may have left traces: byte on the device, position, and a
+/// buffer for the blocks.
 fn for_chunks(
-    layout: &Layout,
+    layout: &LogLayout,
     head: Pos,
     room: u32,
     mut each: impl FnMut(u64, Pos, &mut [u8]) -> Result<()>,
@@ -129,7 +131,7 @@ mod tests {
 
     #[test]
     fn traces_of_a_crash_are_overwritten_across_the_end() {
-        let layout = Layout::for_tests(3000, 512, 32 << 10);
+        let layout = LogLayout::for_tests(3000, 512, 32 << 10);
         let device = MemoryDevice::anonymous(3000 * 512).unwrap();
         let stamp = |block: u64, cycle: u32| {
             let mut bytes = [0; 512];
@@ -148,7 +150,7 @@ mod tests {
         };
         clear_traces(&device, &layout, head, layout.blocks).unwrap();
         assert_eq!((marked(2600), marked(40)), ((5, 1), (6, 1)));
-        // What a crash would begin with is not behind the head: it is what the log is for.
+        // The start of recovery is not behind the head: those records are what the log is for.
         stamp(2504, 6);
         clear_traces(&device, &layout, head, 8).unwrap();
         assert_eq!((marked(2504), marked(2508)), ((5, 0), (5, 1)));

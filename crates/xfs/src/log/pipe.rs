@@ -1,112 +1,131 @@
-//! Between the two threads that write the log: checkpoints whose commit record is still to be written, and how far
-//! the log may be written ahead of what is known to be stable.
+//! Connects the threads that write the log: checkpoints whose commit record is still to be written, checkpoints that
+//! are still to land, and how far the log may be written ahead of the last flush.
 //!
-//! One thread writes a checkpoint's records up to the run with the commit, which it hands over; the other flushes
-//! the device, writes that run durably, and lands the checkpoint, while the first is at the next one's records.
+//! One thread writes a checkpoint's records up to the run with the commit record, and hands that over. A second flushes
+//! the device and writes that run durably, while the first works on the next checkpoint. A third completes the
+//! checkpoint while the second flushes for the next one. A few may wait to land; beyond that, the committing thread
+//! waits.
 //!
-//! Of a checkpoint that fits into one run of records, which are written together, nothing is written before its turn comes.
-//! So it stays open while the device is flushed for the one before it: whoever commits meanwhile shares it, and its flushes.
-//! It is closed while the last records of the one before it are being written. Where those become durable by a flush behind
-//! them, the same flush is the one that comes before the next run: then a checkpoint costs one flush.
+//! A checkpoint that fits into one run of records, which are written together, is not written before its turn. So it
+//! stays open while the device is flushed for the one before it, and whoever commits meanwhile shares it and its
+//! flushes. It is closed while the last records of the one before are being written. If the device makes those durable
+//! by a flush after them, that same flush comes before the next run: then a checkpoint costs one flush.
 //!
-//! Where a flush costs nothing, there is nothing to wait for: a small checkpoint is committed by the thread that closed it, as
-//! long as the other has nothing to do ([`Pipe::begin_here`]). Checkpoints land in their order all the same.
+//! If a flush costs nothing, there is nothing to wait for: the thread that closed a small checkpoint commits it as
+//! well, if the other threads are idle ([`Pipe::begin_here`]). Checkpoints still complete in order.
 //!
 //! Rules that recovery relies on:
-//! - no more records lie in the log without a flush behind them than recovery looks through for holes and wrong
-//!   checksums;
-//! - what a record overwrites lies before the tail that some *durable* record names, and before those that records behind
-//!   that one name, which may be older: otherwise a crash in the middle of it would leave a log whose last whole record names a
-//!   tail that is gone;
-//! - a record names only a tail whose write-backs have been flushed.
+//! - no more records are written without a flush than recovery checks for holes and wrong checksums;
+//! - a record only overwrites what lies before the tail that some *durable* record names, and before the tails of the
+//!   records behind that one, which may be older. Otherwise a crash in the middle of it would leave a log whose last
+//!   whole record names a tail that is gone;
+//! - a record only names a tail whose write-backs have been flushed.
 
-use super::cil::Closed;
-use super::layout::{Layout, Pos};
-use super::record::{Place, Run};
+use super::cil::ClosedCheckpoint;
+use super::layout::{LogLayout, Pos};
+use super::record::{RecordPlace, RecordRun};
 use super::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use std::collections::VecDeque;
 use xfs_format::log::BLOCK_SIZE;
 use xfs_format::types::Lsn;
 
-/// A checkpoint of which everything but the last records is written.
+/// A checkpoint of which all but the last records are written.
 #[derive(Debug)]
-pub(super) struct Sealed {
-    pub(super) closed: Closed,
+pub(super) struct SealedCheckpoint {
+    pub(super) closed: ClosedCheckpoint,
     /// LSN of its first record.
     pub(super) start: Lsn,
-    /// Behind its last record.
+    /// The end of its last record.
     pub(super) end: Pos,
-    /// Bytes of the log that it takes.
+    /// Log bytes that it takes.
     pub(super) bytes: u64,
-    /// Its last records, and where they go.
-    pub(super) run: Run,
-    pub(super) place: Place,
-    /// The flush that they need before them, if that has begun: it is over when the checkpoint's turn comes.
-    pub(super) behind: Option<Behind>,
+    /// Its last records and their position.
+    pub(super) run: RecordRun,
+    pub(super) place: RecordPlace,
+    /// The flush that must come before them, if it has begun. It is over when the checkpoint's turn comes.
+    pub(super) behind: Option<FlushPoint>,
 }
 
-/// What held when a flush began: a record that is written behind that flush may rely on it.
+/// A checkpoint whose outcome is known.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// It is permanently in the log and names this tail.
+    Committed(SealedCheckpoint, Pos),
+    /// It never will be.
+    Aborted(ClosedCheckpoint),
+}
+
+/// How many checkpoints may wait to land, including the one that is landing.
+const LANDING_MAX: usize = 4;
+
+/// The state when a flush began. A record that is written behind that flush may rely on it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Behind {
-    /// The tail: what had been written back is stable.
+pub(super) struct FlushPoint {
+    /// The tail at that time: what had been written back is stable.
     pub(super) tail: Pos,
-    /// How many records that were admitted as they come are stable.
+    /// How many volatile records are stable.
     pub(super) flushed: u64,
 }
 
 /// How records are to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// As it comes, naming this tail. To be reported by [`Pipe::completed`].
+    /// Without a flush, naming this tail. To be reported by [`Pipe::completed`].
     Volatile(Pos),
-    /// Behind a flush and for good, naming the tail of now. To be reported by [`Pipe::durable`].
+    /// Durably behind a flush, naming the tail at that time. To be reported by [`Pipe::durable`].
     Durable,
 }
 
-/// What the thread that commits is at.
+/// What the committing thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    /// It takes the next checkpoint at once.
+enum CommitterState {
+    /// Nothing: it takes the next checkpoint at once.
     Rest,
-    /// A flush, before a checkpoint's last records or behind them.
+    /// A flush, before or after a checkpoint's last records.
     Flush,
-    /// A checkpoint's last records.
+    /// Writing a checkpoint's last records.
     Records,
-    /// The landing of one that is committed. The next may be begun, but by no other thread.
-    Landing,
+    /// What follows after the records of a committed checkpoint. No other thread may begin the next one meanwhile.
+    Callbacks,
 }
 
 #[derive(Debug)]
 struct State {
-    queue: VecDeque<Sealed>,
-    committer: At,
-    /// Last records that it is at.
+    queue: VecDeque<SealedCheckpoint>,
+    committer: CommitterState,
+    /// How many last records it is committing.
     committing: u64,
-    /// No checkpoint comes any more.
+    /// Checkpoints that have ended and are still to land, in order.
+    to_land: VecDeque<Ended>,
+    /// Whether one of them is landing.
+    is_landing: bool,
+    /// No more checkpoints come (`finished`); no more checkpoints end (`ended`).
     finished: bool,
+    ended: bool,
     dead: bool,
-    /// Records that were admitted as they come, that are written, and that have been flushed.
+    /// Volatile records that were admitted, that are written, and that have been flushed.
     admitted: u64,
     completed: u64,
     flushed: u64,
-    /// Where recovery has to begin: the tail that records name which are not durable themselves.
+    /// Where recovery has to begin: the tail that volatile records name.
     tail: Pos,
-    /// The tail that the last durable record names, be it one of before.
+    /// The tail that the last durable record names, which may be one from before.
     named: Pos,
-    /// Records behind that one which were admitted as they come: any may be the last whole one.
+    /// Volatile records behind that one: any of them may be the last whole one.
     behind_durable: VecDeque<Volatile>,
 }
 
-/// A record that was admitted as it comes.
+/// A record that is written without a flush.
 #[derive(Clone, Copy, Debug)]
 struct Volatile {
     end: Pos,
-    /// What it names.
+    /// The tail that it names.
     tail: Pos,
 }
 
 impl State {
-    /// The oldest tail that recovery may begin at, whatever record it finds to be the last: what is behind is still wanted.
+    /// The oldest tail that recovery may begin at, whichever record it finds to be the last. Everything from there on
+    /// is still needed.
     fn oldest_named(&self) -> Pos {
         self.behind_durable.iter().map(|record| record.tail).fold(self.named, Pos::min)
     }
@@ -115,10 +134,12 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Pipe {
     state: Mutex<State>,
+    /// `changed` is for the threads that close and commit checkpoints, `lands` for the one that lands them.
     changed: Condvar,
+    lands: Condvar,
     /// The last checkpoint whose flush has begun.
     flushing: AtomicU64,
-    /// Whether somebody waits until it is better to close a checkpoint.
+    /// Whether a thread waits for a better time to close a checkpoint.
     is_turn_awaited: AtomicBool,
     unflushed_max: u64,
     log_blocks: u64,
@@ -126,14 +147,17 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// The pipe of a log whose recovery has to begin at `tail`, whatever comes, and whose last record, from before, names
+    /// The pipe of a log whose recovery begins at `tail` in any case, and whose last record, from before, names
     /// `named`.
-    pub(super) fn new(layout: &Layout, tail: Pos, named: Pos) -> Self {
+    pub(super) fn new(layout: &LogLayout, tail: Pos, named: Pos) -> Self {
         let state = State {
             queue: VecDeque::new(),
-            committer: At::Rest,
+            committer: CommitterState::Rest,
             committing: 0,
+            to_land: VecDeque::new(),
+            is_landing: false,
             finished: false,
+            ended: false,
             dead: false,
             admitted: 0,
             completed: 0,
@@ -145,6 +169,7 @@ impl Pipe {
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
+            lands: Condvar::new(),
             flushing: AtomicU64::new(0),
             is_turn_awaited: AtomicBool::new(false),
             unflushed_max: layout.unflushed_max().into(),
@@ -153,19 +178,21 @@ impl Pipe {
         }
     }
 
-    /// What is kept from before this log was opened has recovery begin at `tail`. To be called before anything is written.
+    /// Items kept from before this log was opened need recovery to begin at `tail`. Must be called before anything is
+    /// written.
     pub(super) fn keep(&self, tail: Pos) {
         let mut state = lock(&self.state);
         state.tail = state.tail.min(tail);
     }
 
-    /// Whether records that end at `end` may be written together. If not, they overwrite, or come close to, what records name
-    /// as the tail: then each has to come by itself, as another tail may have to be named before the next.
+    /// Whether records that end at `end` may be written together. If not, they overwrite or come close to a tail that
+    /// records name. Then each record is written alone, because a newer tail may have to be named before the next one.
     pub(super) fn has_room(&self, end: Pos) -> bool {
         !self.is_near(&lock(&self.state), end)
     }
 
-    /// Waits until so many records that end at `end` may be written; of several, it [has room](Self::has_room). `None`: never.
+    /// Waits until `records` records that end at `end` may be written; several only if it [has room](Self::has_room).
+    /// `None` if that will never be.
     pub(super) fn admit(&self, end: Pos, records: usize) -> Option<Admission> {
         let records = records as u64;
         let mut state = self.wait_for_room(end, records)?;
@@ -179,8 +206,8 @@ impl Pipe {
         Some(Admission::Volatile(tail))
     }
 
-    /// Hands a checkpoint over, as soon as its last records may be written; gives it back if that is never.
-    pub(super) fn hand_over(&self, sealed: Sealed) -> Result<(), Box<Sealed>> {
+    /// Hands a checkpoint over as soon as its last records may be written. Gives it back if that will never be.
+    pub(super) fn hand_over(&self, sealed: SealedCheckpoint) -> Result<(), Box<SealedCheckpoint>> {
         match self.wait_for_room(sealed.end, sealed.run.len() as u64) {
             Some(mut state) => {
                 state.queue.push_back(sealed);
@@ -193,24 +220,83 @@ impl Pipe {
 
     /// No records are about to be written.
     fn is_done(state: &State) -> bool {
-        matches!(state.committer, At::Rest | At::Landing)
+        matches!(state.committer, CommitterState::Rest | CommitterState::Callbacks)
     }
 
-    /// Has the caller commit its checkpoint at once, if the thread that commits has nothing to do. To be reported by
-    /// [`committed`](Self::committed) and [`landed`](Self::landed), as by that thread.
-    pub(super) fn begin_here(&self, sealed: &Sealed) -> bool {
+    /// Lets the caller commit its checkpoint and land it, if the threads that do so are idle. To be reported by
+    /// [`committed`](Self::committed) and [`landed_here`](Self::landed_here).
+    pub(super) fn begin_here(&self, sealed: &SealedCheckpoint) -> bool {
         let mut state = lock(&self.state);
-        let is_idle = !state.dead && state.queue.is_empty() && state.committer == At::Rest;
+        let is_idle = !state.dead && Self::is_idle(&state);
         if is_idle {
-            state.committer = At::Flush;
+            state.committer = CommitterState::Flush;
             state.committing = sealed.run.len() as u64;
         }
         is_idle
     }
 
-    /// A checkpoint that was committed is over.
-    pub(super) fn landed(&self) {
-        lock(&self.state).committer = At::Rest;
+    /// A checkpoint that was [begun here](Self::begin_here) is over.
+    pub(super) fn landed_here(&self) {
+        lock(&self.state).committer = CommitterState::Rest;
+    }
+
+    /// Nothing is to be committed or landed.
+    fn is_idle(state: &State) -> bool {
+        state.queue.is_empty() && state.committer == CommitterState::Rest && !Self::is_landing(state)
+    }
+
+    fn is_landing(state: &State) -> bool {
+        state.is_landing || !state.to_land.is_empty()
+    }
+
+    /// Queues a checkpoint to land after those that ended before it. Waits while too many are queued.
+    pub(super) fn have_landed(&self, ended: Ended) {
+        let mut state = lock(&self.state);
+        while !state.dead && state.to_land.len() + usize::from(state.is_landing) >= LANDING_MAX {
+            state = wait(&self.changed, state);
+        }
+        state.committer = CommitterState::Rest;
+        state.to_land.push_back(ended);
+        self.lands.notify_one();
+    }
+
+    /// Waits until all that ended before have landed, or the pipe is dead.
+    pub(super) fn wait_until_landed(&self) {
+        let mut state = lock(&self.state);
+        while !state.dead && Self::is_landing(&state) {
+            state = wait(&self.changed, state);
+        }
+    }
+
+    /// Like [`wait_until_landed`](Self::wait_until_landed), for the thread that hands checkpoints over: also waits for
+    /// those that are still to be committed.
+    pub(super) fn wait_until_idle(&self) {
+        let mut state = lock(&self.state);
+        while !(state.dead || state.ended || Self::is_idle(&state)) {
+            state = wait(&self.changed, state);
+        }
+    }
+
+    /// Waits for the next checkpoint to land, `None` if there will be none. To be reported by
+    /// [`callbacks_done`](Self::callbacks_done).
+    pub(super) fn next_to_land(&self) -> Option<Ended> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(ended) = state.to_land.pop_front() {
+                state.is_landing = true;
+                return Some(ended);
+            }
+            if state.ended {
+                return None;
+            }
+            state = wait(&self.lands, state);
+        }
+    }
+
+    /// The checkpoint that was landing is over.
+    pub(super) fn callbacks_done(&self) {
+        lock(&self.state).is_landing = false;
+        self.changed.notify_all();
     }
 
     fn is_near(&self, state: &State, end: Pos) -> bool {
@@ -223,7 +309,7 @@ impl Pipe {
         state.admitted - state.flushed + waiting + under_way + records > self.unflushed_max
     }
 
-    /// There is room, or nobody else is at work who could make some.
+    /// Waits until there is room, or until nobody else is at work who could make some.
     fn wait_for_room(&self, end: Pos, records: u64) -> Option<MutexGuard<'_, State>> {
         let mut state = lock(&self.state);
         loop {
@@ -238,7 +324,7 @@ impl Pipe {
         }
     }
 
-    /// Waits until a checkpoint that fits into one run had better be closed, or until it does not fit any more.
+    /// Waits until it is time to close a checkpoint that fits into one run, or until it no longer fits.
     pub(super) fn wait_for_turn(&self, fits: impl Fn() -> bool) {
         let mut state = lock(&self.state);
         self.is_turn_awaited.store(true, Ordering::SeqCst);
@@ -248,9 +334,9 @@ impl Pipe {
         self.is_turn_awaited.store(false, Ordering::SeqCst);
     }
 
-    /// No other checkpoint waits to be committed, nor is it too late for the flush that is under way.
+    /// No other checkpoint waits to be committed, and no flush is under way that this one would miss.
     fn is_turn(state: &State) -> bool {
-        state.queue.is_empty() && state.committer != At::Flush
+        state.queue.is_empty() && state.committer != CommitterState::Flush
     }
 
     /// The open checkpoint may have become too large for one run.
@@ -261,25 +347,26 @@ impl Pipe {
         }
     }
 
-    /// So many records that were admitted as they come are written.
+    /// Reports that this many volatile records are written.
     pub(super) fn completed(&self, records: usize) {
         lock(&self.state).completed += records as u64;
     }
 
-    /// How many records that were admitted as they come are written: a flush that begins now makes them stable.
+    /// How many volatile records are written. A flush that begins now makes them stable.
     pub(super) fn completed_so_far(&self) -> u64 {
         lock(&self.state).completed
     }
 
-    /// Durable records up to `end` that name `tail` are written, behind a flush that made `flushed` records stable.
+    /// Durable records up to `end` that name `tail` are written, behind a flush that made `flushed` volatile records
+    /// stable.
     pub(super) fn durable(&self, end: Pos, tail: Pos, flushed: u64) {
         self.note_durable(lock(&self.state), end, tail, flushed);
     }
 
-    /// The same of a checkpoint's last records: that is committed, and lands.
+    /// The same for the last records of a checkpoint, which is thereby committed and completes.
     pub(super) fn committed(&self, end: Pos, tail: Pos, flushed: u64) {
         let mut state = lock(&self.state);
-        state.committer = At::Landing;
+        state.committer = CommitterState::Callbacks;
         self.note_durable(state, end, tail, flushed);
     }
 
@@ -291,43 +378,44 @@ impl Pipe {
         self.changed.notify_all();
     }
 
-    /// The device is about to be flushed; nothing that was handed over before needs another flush before its last records, and
-    /// none at all if `is_only`. `tail` is asked at once.
-    pub(super) fn flush_begins(&self, is_only: bool, tail: impl FnOnce() -> Pos) -> Behind {
+    /// A device flush is about to begin. No checkpoint handed over before this needs another flush before its last
+    /// records, and no other flush at all if `is_only`. `tail` is called immediately.
+    pub(super) fn flush_begins(&self, is_only: bool, tail: impl FnOnce() -> Pos) -> FlushPoint {
         let mut state = lock(&self.state);
-        state.committer = At::Flush;
+        state.committer = CommitterState::Flush;
         if let Some(last) = state.queue.back().filter(|_| is_only) {
             self.flushes_for(last.closed.seq);
         }
-        let behind = Behind { tail: tail(), flushed: state.completed };
+        let behind = FlushPoint { tail: tail(), flushed: state.completed };
         state.queue.iter_mut().for_each(|sealed| sealed.behind = Some(behind));
         behind
     }
 
     /// The last records of a checkpoint are about to be written, behind their flush.
     pub(super) fn records_begin(&self) {
-        lock(&self.state).committer = At::Records;
+        lock(&self.state).committer = CommitterState::Records;
         self.changed.notify_all();
     }
 
-    /// The last flush of those that a checkpoint needs begins behind this.
+    /// The last flush that a checkpoint needs begins after this.
     pub(super) fn flushes_for(&self, seq: u64) {
         self.flushing.fetch_max(seq, Ordering::SeqCst);
     }
 
-    /// The last checkpoint whose flush may have begun. A flush for another begins behind what this thread did before.
+    /// The last checkpoint whose flush may have begun. The flush for any later one begins after what this thread did
+    /// before.
     pub(super) fn last_flushed_for(&self) -> u64 {
-        // Not a load, which may be done before stores that come before it.
+        // A plain load could be reordered before earlier stores.
         self.flushing.fetch_max(0, Ordering::SeqCst)
     }
 
-    /// Waits for the next checkpoint to commit; `None`: there is none any more. To be reported by
-    /// [`committed`](Self::committed), if it is, and by [`landed`](Self::landed).
-    pub(super) fn next(&self) -> Option<Sealed> {
+    /// Waits for the next checkpoint to commit, `None` if there will be none. To be reported by
+    /// [`committed`](Self::committed), if it succeeds, and by [`have_landed`](Self::have_landed).
+    pub(super) fn next(&self) -> Option<SealedCheckpoint> {
         let mut state = lock(&self.state);
         loop {
             if let Some(sealed) = state.queue.pop_front() {
-                state.committer = At::Flush;
+                state.committer = CommitterState::Flush;
                 state.committing = sealed.run.len() as u64;
                 return Some(sealed);
             }
@@ -338,10 +426,16 @@ impl Pipe {
         }
     }
 
-    /// No checkpoint comes any more.
+    /// No more checkpoints come.
     pub(super) fn finish(&self) {
         lock(&self.state).finished = true;
         self.changed.notify_all();
+    }
+
+    /// No more checkpoints end: only those that are queued still land.
+    pub(super) fn end(&self) {
+        lock(&self.state).ended = true;
+        self.lands.notify_all();
     }
 
     /// Nothing is admitted any more.
@@ -358,7 +452,7 @@ mod tests {
 
     #[test]
     fn only_so_much_is_written_without_a_flush() {
-        let layout = Layout::for_tests(100_000, 512, 32 << 10);
+        let layout = LogLayout::for_tests(100_000, 512, 32 << 10);
         let pipe = Pipe::new(&layout, Pos(100_000), Pos(100_000));
         for _ in 0..layout.unflushed_max() {
             assert_eq!(pipe.admit(Pos(100_064), 1), Some(Admission::Volatile(Pos(100_000))));
@@ -369,7 +463,7 @@ mod tests {
         assert_eq!(pipe.admit(Pos(100_064), 1), Some(Admission::Volatile(Pos(100_007))));
     }
 
-    /// Two runs may be on their way at once: the second is there before the flush behind the first begins.
+    /// Two runs may be under way at once: the second is there before the flush after the first begins.
     #[test]
     fn records_that_go_together_are_counted_each() {
         let pipe = pipe();
@@ -392,26 +486,26 @@ mod tests {
     }
 
     fn pipe() -> Pipe {
-        Pipe::new(&Layout::for_tests(100_000, 512, 32 << 10), Pos(100_000), Pos(100_000))
+        Pipe::new(&LogLayout::for_tests(100_000, 512, 32 << 10), Pos(100_000), Pos(100_000))
     }
 
-    fn sealed(seq: u64) -> Sealed {
-        let layout = Layout::for_tests(100_000, 512, 32 << 10);
-        let run = Run::new(&layout, AlignedBuf::zeroed(layout.run_bytes()));
+    fn sealed(seq: u64) -> SealedCheckpoint {
+        let layout = LogLayout::for_tests(100_000, 512, 32 << 10);
+        let run = RecordRun::new(&layout, AlignedBuf::zeroed(layout.run_bytes()));
         let (at, end) = (Pos(100_000 + seq), Pos(100_001 + seq));
-        let closed = Closed::empty(seq);
-        Sealed {
+        let closed = ClosedCheckpoint::empty(seq);
+        SealedCheckpoint {
             closed,
             start: Lsn(seq),
             end,
             bytes: 512,
             run,
-            place: Place { at, previous: 0 },
+            place: RecordPlace { at, previous: 0 },
             behind: None,
         }
     }
 
-    /// What is handed over when a flush has begun is not behind it.
+    /// What is handed over after a flush has begun is not covered by it.
     #[test]
     fn a_flush_serves_what_was_there_before() {
         let pipe = pipe();
@@ -431,7 +525,8 @@ mod tests {
         assert!(pipe.next().is_some_and(|third| third.behind.is_none()), "too late for that flush");
     }
 
-    /// Whoever wrote data when that flush had begun would count on another one before the second record, which never comes.
+    /// If data are written after that flush has begun, their writer would rely on another flush before the second
+    /// record, which never comes.
     #[test]
     fn a_flush_for_several_is_the_last_of_each() {
         for is_only in [true, false] {
@@ -444,7 +539,7 @@ mod tests {
         }
     }
 
-    /// A checkpoint stays open while others may still join it at no cost.
+    /// A checkpoint stays open while others can still join it at no cost.
     #[test]
     fn a_checkpoint_is_closed_while_the_record_before_it_is_written() {
         let pipe = pipe();
@@ -462,27 +557,31 @@ mod tests {
         assert!(is_turn());
     }
 
-    /// Two threads that land checkpoints would do so in any order.
+    /// Two threads that complete checkpoints could do so in any order.
     #[test]
-    fn a_checkpoint_is_committed_where_it_was_closed_only_while_the_other_thread_is_at_rest() {
+    fn a_checkpoint_is_committed_where_it_was_closed_only_while_the_other_threads_are_at_rest() {
         let pipe = pipe();
         assert!(pipe.begin_here(&sealed(9)));
         assert!(!pipe.begin_here(&sealed(9)), "one is under way");
         pipe.committed(Pos(100_000), Pos(100_000), 0);
         assert!(!pipe.begin_here(&sealed(9)), "it lands");
-        pipe.landed();
+        pipe.landed_here();
         assert!(pipe.hand_over(sealed(1)).is_ok());
         assert!(!pipe.begin_here(&sealed(9)), "one waits");
         assert!(pipe.next().is_some());
         pipe.records_begin();
         assert!(!pipe.begin_here(&sealed(9)));
         pipe.committed(Pos(100_000), Pos(100_000), 0);
-        // Meanwhile others may write records, as if all were at rest.
+        // Others may write records meanwhile, as if all threads were idle.
         assert!(matches!(pipe.admit(Pos(100_064), 1), Some(Admission::Volatile(_))));
         assert!(!pipe.begin_here(&sealed(9)));
-        pipe.landed();
+        pipe.have_landed(Ended::Aborted(ClosedCheckpoint::empty(1)));
+        assert!(!pipe.begin_here(&sealed(9)), "one is to land");
+        assert!(pipe.next_to_land().is_some());
+        assert!(!pipe.begin_here(&sealed(9)), "it lands");
+        pipe.callbacks_done();
         assert!(pipe.begin_here(&sealed(9)));
-        pipe.landed();
+        pipe.landed_here();
         pipe.kill();
         assert!(!pipe.begin_here(&sealed(9)));
     }
@@ -502,10 +601,10 @@ mod tests {
         });
     }
 
-    /// Records that came while the flush for a commit was under way name the tail from before it, and lie behind it.
+    /// Records written while the flush for a commit was under way name the tail from before it, and lie behind it.
     #[test]
     fn nothing_comes_near_a_tail_that_a_record_behind_the_durable_one_names() {
-        let layout = Layout::for_tests(4096, 512, 32 << 10);
+        let layout = LogLayout::for_tests(4096, 512, 32 << 10);
         let pipe = Pipe::new(&layout, Pos(4096), Pos(4096));
         assert_eq!(
             pipe.admit(Pos(6000), 1),
@@ -515,7 +614,7 @@ mod tests {
         assert_eq!(pipe.admit(Pos(6100), 1), Some(Admission::Volatile(Pos(4096))), "of the next one");
         pipe.completed(2);
         pipe.committed(Pos(6050), Pos(5000), 2);
-        pipe.landed();
+        pipe.landed_here();
         assert!(!pipe.has_room(Pos(8192 - 63)), "the last record there still names 4096");
         assert_eq!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Durable));
         pipe.durable(Pos(8192 - 63), Pos(5000), 2);
@@ -524,7 +623,7 @@ mod tests {
 
     #[test]
     fn nothing_comes_near_a_tail_that_is_not_durably_named() {
-        let layout = Layout::for_tests(4096, 512, 32 << 10);
+        let layout = LogLayout::for_tests(4096, 512, 32 << 10);
         let pipe = Pipe::new(&layout, Pos(4096), Pos(4096));
         assert!(matches!(pipe.admit(Pos(8192 - 64), 1), Some(Admission::Volatile(_))));
         assert!(pipe.has_room(Pos(8192 - 64)) && !pipe.has_room(Pos(8192 - 63)), "several at once");
@@ -535,11 +634,11 @@ mod tests {
         assert_eq!(pipe.admit(Pos(4100), 1), None);
     }
 
-    /// Recovery begins at the head, but as long as no record says so, the one before it may be the last that a crash leaves,
-    /// and a kernel wants all that is behind its tail.
+    /// Recovery begins at the head. But until a record says so, the last record from before may be the last that a
+    /// crash leaves, and a kernel then needs everything behind the tail that it names.
     #[test]
     fn nothing_comes_near_the_tail_of_the_last_record_from_before() {
-        let layout = Layout::for_tests(4096, 512, 32 << 10);
+        let layout = LogLayout::for_tests(4096, 512, 32 << 10);
         let pipe = Pipe::new(&layout, Pos(8000), Pos(4096));
         assert_eq!(pipe.admit(Pos(8192 - 64), 1), Some(Admission::Volatile(Pos(8000))));
         assert_eq!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Durable));

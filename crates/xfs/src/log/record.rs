@@ -1,12 +1,12 @@
 //! Cuts the operations of a checkpoint into records.
 //!
-//! Records that are written together, by one request, are filled one behind the other in one buffer: a [`Run`]. How a request
-//! is torn is of no more weight than which of several requests are done: recovery looks for holes.
+//! Records that one request writes together lie one after the other in one buffer: a [`RecordRun`]. A torn request is
+//! no worse than several requests of which only some are done, because recovery looks for holes.
 //!
-//! Invariants: an operation header is never cut, nor a region that would leave a stub; a region that goes on in
-//! the next record is marked as the format wants it; bytes behind a record's data are zero.
+//! Invariants: an operation header is never split. A region is not split if that would leave a stub. A region that
+//! continues in the next record is marked as the format demands. Bytes behind a record's data are zero.
 
-use super::layout::{CUT_LEAST, Layout, Pos};
+use super::layout::{CUT_LEAST, LogLayout, Pos};
 use super::vector::OP_BYTES;
 use blockdev::AlignedBuf;
 use xfs_format::error::FormatError;
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 /// One record of a run.
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    /// Where it begins in the buffer.
+    /// Its start in the buffer.
     start: usize,
     /// Bytes of data so far.
     used: usize,
@@ -29,39 +29,39 @@ impl Record {
     }
 }
 
-/// Records of one checkpoint that lie one behind the other. The last is being filled.
+/// Contiguous records of one checkpoint. The last is being filled.
 #[derive(Debug)]
-pub(super) struct Run {
-    layout: Layout,
+pub(super) struct RecordRun {
+    layout: LogLayout,
     buf: AlignedBuf,
-    /// Those that are not written yet, at least one.
+    /// Records that are not written yet, at least one.
     records: Vec<Record>,
 }
 
-/// A region is cut here: the rest goes into the next record.
+/// The rest of a split region. It goes into the next record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rest<'a> {
+pub(super) struct RegionRest<'a> {
     data: &'a [u8],
     begun: bool,
 }
 
-impl<'a> Rest<'a> {
+impl<'a> RegionRest<'a> {
     /// A whole region.
     pub(super) fn whole(data: &'a [u8]) -> Self {
         Self { data, begun: false }
     }
 }
 
-/// Where records go, and which block the record before them is at.
+/// The position of records, and the block of the record before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RecordPlace {
     pub(super) at: Pos,
     pub(super) previous: u32,
 }
 
-impl Run {
-    /// An empty record in a buffer of [`Layout::run_bytes`].
-    pub(super) fn new(layout: &Layout, buf: AlignedBuf) -> Self {
+impl RecordRun {
+    /// An empty record in a buffer of [`LogLayout::run_bytes`].
+    pub(super) fn new(layout: &LogLayout, buf: AlignedBuf) -> Self {
         Self { layout: *layout, buf, records: vec![Record::new(0)] }
     }
 
@@ -75,7 +75,7 @@ impl Run {
         self.records.len()
     }
 
-    /// Begins another record; `false` if there are as many as are written together.
+    /// Begins another record. Returns `false` if the run has the maximum number.
     pub(super) fn begin_record(&mut self) -> bool {
         let Some(last) = self.records.last().filter(|_| self.records.len() < self.layout.run_max()) else {
             return false;
@@ -88,7 +88,7 @@ impl Run {
         true
     }
 
-    /// Bytes that the last record has room for.
+    /// Bytes that still fit into the last record.
     fn room(&self) -> usize {
         self.records.last().map_or(0, |last| self.layout.data_max() - last.used)
     }
@@ -102,7 +102,7 @@ impl Run {
         last.used += bytes.len();
     }
 
-    /// Adds an operation whole; `false` if the record has no room for it.
+    /// Adds a whole operation. Returns `false` if the record has no room for it.
     pub(super) fn operation(&mut self, header: OpHeader, data: &[u8]) -> bool {
         if self.room() < OP_BYTES + data.len() {
             return false;
@@ -115,9 +115,9 @@ impl Run {
         true
     }
 
-    /// Adds as much of a region as fits into the record; gives what does not.
-    pub(super) fn region<'a>(&mut self, tid: u32, rest: Rest<'a>) -> Option<Rest<'a>> {
-        let Rest { data, begun } = rest;
+    /// Adds as much of a region as fits into the record, and returns the rest.
+    pub(super) fn region<'a>(&mut self, tid: u32, rest: RegionRest<'a>) -> Option<RegionRest<'a>> {
+        let RegionRest { data, begun } = rest;
         let continued = if begun { OpFlags::WAS_CONT } else { OpFlags::empty() };
         let room = self.room().saturating_sub(OP_BYTES) & !3;
         if data.len() <= room && self.room() >= OP_BYTES {
@@ -132,24 +132,25 @@ impl Run {
         let (now, later) = data.split_at(room);
         let header = OpHeader::transaction(tid, room as u32).with_flags(continued | OpFlags::CONTINUE);
         self.operation(header, now);
-        Some(Rest { data: later, begun: true })
+        Some(RegionRest { data: later, begun: true })
     }
 
-    /// Bytes that the first `count` records take in the log.
+    /// Log bytes of the first `count` records.
     pub(super) fn bytes(&self, count: usize) -> u32 {
         self.records.iter().take(count).map(|record| self.layout.record_bytes(record.used)).sum()
     }
 
-    /// Bytes from the first of so many records to the last.
+    /// Bytes from the first of this many records to the last.
     pub(super) fn last_of(&self, count: usize) -> u32 {
         self.bytes(count.saturating_sub(1))
     }
 
-    /// Writes headers, stamps and checksums of the first `count` records, which name `tail`; gives them.
-    pub(super) fn seal(&mut self, count: usize, place: Place, tail: Pos) -> Result<&[u8], FormatError> {
-        let Place { mut at, mut previous } = place;
+    /// Writes headers, cycle stamps and checksums of the first `count` records, which name `tail`. Returns these
+    /// records.
+    pub(super) fn seal(&mut self, count: usize, place: RecordPlace, tail: Pos) -> Result<&[u8], FormatError> {
+        let RecordPlace { mut at, mut previous } = place;
         for nth in 0..count {
-            self.seal_one(nth, Place { at, previous }, tail)?;
+            self.seal_one(nth, RecordPlace { at, previous }, tail)?;
             previous = self.layout.block(at);
             at = place.at.after(self.bytes(nth + 1));
         }
@@ -160,7 +161,7 @@ impl Run {
             .ok_or_else(|| FormatError::value("log record", "length", bytes as u64))
     }
 
-    fn seal_one(&mut self, nth: usize, place: Place, tail: Pos) -> Result<(), FormatError> {
+    fn seal_one(&mut self, nth: usize, place: RecordPlace, tail: Pos) -> Result<(), FormatError> {
         let Self { layout, buf, records } = self;
         let missing = || FormatError::value("log record", "number", nth as u64);
         let record = *records.get(nth).ok_or_else(missing)?;
@@ -182,7 +183,7 @@ impl Run {
         pack(bytes_of, layout.wrap(place.at, bytes))
     }
 
-    /// The first `count` records are written: the run is what is left.
+    /// The first `count` records are written: removes them from the run.
     pub(super) fn written(&mut self, count: usize) {
         self.records.drain(..count.min(self.records.len()));
     }
@@ -193,17 +194,17 @@ mod tests {
     use super::*;
     use xfs_format::log::{LogIdentity, RecordOps, unpack, verify_checksum};
 
-    /// What a record's header says, and its operations.
+    /// A record's header and its operations.
     type Found = (RecordHeader, Vec<(OpFlags, Vec<u8>)>);
 
-    fn empty(layout: &Layout) -> Run {
+    fn empty(layout: &LogLayout) -> RecordRun {
         let mut buf = AlignedBuf::zeroed(layout.run_bytes());
         buf.fill(0xee);
-        Run::new(layout, buf)
+        RecordRun::new(layout, buf)
     }
 
-    /// Seals the first `count` records of a run, and reads them.
-    fn read(run: &mut Run, count: usize, place: Place) -> Vec<Found> {
+    /// Seals the first `count` records of a run and reads them.
+    fn read(run: &mut RecordRun, count: usize, place: RecordPlace) -> Vec<Found> {
         let layout = run.layout;
         let identity = LogIdentity { v5: true, uuid: layout.uuid };
         let mut bytes = run.seal(count, place, Pos(100_008)).unwrap().to_vec();
@@ -222,10 +223,10 @@ mod tests {
         found
     }
 
-    /// All records of a region that goes through so many, in runs that are full.
-    fn records_of(layout: &Layout, region: &[u8]) -> Vec<Found> {
-        let (mut rest, mut found) = (Some(Rest::whole(region)), Vec::new());
-        let mut place = Place { at: Pos(100_008), previous: 4 };
+    /// All records of a region that spans several, in full runs.
+    fn records_of(layout: &LogLayout, region: &[u8]) -> Vec<Found> {
+        let (mut rest, mut found) = (Some(RegionRest::whole(region)), Vec::new());
+        let mut place = RecordPlace { at: Pos(100_008), previous: 4 };
         while rest.is_some() {
             let mut run = empty(layout);
             while let Some(now) = rest {
@@ -238,7 +239,7 @@ mod tests {
             assert!(count <= layout.run_max());
             found.extend(read(&mut run, count, place));
             let last = layout.block(place.at.after(run.last_of(count)));
-            place = Place { at: place.at.after(run.bytes(count)), previous: last };
+            place = RecordPlace { at: place.at.after(run.bytes(count)), previous: last };
         }
         found
     }
@@ -246,7 +247,7 @@ mod tests {
     #[test]
     fn a_long_region_goes_through_several_records() {
         for (round, size) in [(512, 32 << 10), (4096, 64 << 10), (48 << 10, 48 << 10), (512, 256 << 10)] {
-            let layout = Layout::for_tests(100_000, round, size);
+            let layout = LogLayout::for_tests(100_000, round, size);
             let region: Vec<u8> = (0..200_000u32).flat_map(u32::to_le_bytes).collect();
             let records = records_of(&layout, &region);
             let (mut at, mut previous) = (Pos(100_008), 4);
@@ -276,57 +277,57 @@ mod tests {
             (100_000, 256 << 10, 1),
             (600, 32 << 10, 1),
         ] {
-            let layout = Layout::for_tests(blocks, 512, size);
+            let layout = LogLayout::for_tests(blocks, 512, size);
             assert_eq!(layout.run_max(), most, "{blocks} {size}");
             assert!(most == 1 || 2 * most < layout.unflushed_max() as usize);
         }
     }
 
-    /// Close to the tail each record comes by itself.
+    /// Near the tail, each record is written alone.
     #[test]
     fn what_is_left_of_a_run_is_as_it_would_have_been() {
-        let layout = Layout::for_tests(100_000, 512, 32 << 10);
+        let layout = LogLayout::for_tests(100_000, 512, 32 << 10);
         let make = || {
             let mut run = empty(&layout);
             for (nth, bytes) in [900, 20_000, 1].into_iter().enumerate() {
                 assert!(nth == 0 || run.begin_record());
-                assert_eq!(run.region(1, Rest::whole(&vec![nth as u8 + 1; bytes])), None);
+                assert_eq!(run.region(1, RegionRest::whole(&vec![nth as u8 + 1; bytes])), None);
             }
             assert!(!run.begin_record(), "as many as go together");
             run
         };
-        // The second one's end lies at the start of the log.
+        // The second record wraps around the end of the log.
         let at = Pos(199_990);
         let (mut together, mut single, mut bytes) = (make(), make(), Vec::new());
-        let mut place = Place { at, previous: 7 };
+        let mut place = RecordPlace { at, previous: 7 };
         while single.len() > 0 {
             bytes.extend_from_slice(single.seal(1, place, Pos(150_000)).unwrap());
-            place = Place { at: place.at.after(single.bytes(1)), previous: layout.block(place.at) };
+            place = RecordPlace { at: place.at.after(single.bytes(1)), previous: layout.block(place.at) };
             single.written(1);
         }
         assert!(layout.block(place.at) < 1000, "goes on at the start");
-        assert!(bytes == together.seal(3, Place { at, previous: 7 }, Pos(150_000)).unwrap());
+        assert!(bytes == together.seal(3, RecordPlace { at, previous: 7 }, Pos(150_000)).unwrap());
     }
 
     #[test]
     fn what_would_leave_a_stub_is_not_begun() {
-        let layout = Layout::for_tests(100_000, 512, 32 << 10);
+        let layout = LogLayout::for_tests(100_000, 512, 32 << 10);
         for left in (0..CUT_LEAST + 40).step_by(4) {
             let mut run = empty(&layout);
             let first = vec![1; layout.data_max() - OP_BYTES - left];
-            assert_eq!(run.region(1, Rest::whole(&first)), None);
+            assert_eq!(run.region(1, RegionRest::whole(&first)), None);
             let region = [7; 1000];
-            let rest = run.region(1, Rest::whole(&region));
-            let (_, ops) = read(&mut run, 1, Place { at: Pos(100_008), previous: 4 }).remove(0);
+            let rest = run.region(1, RegionRest::whole(&region));
+            let (_, ops) = read(&mut run, 1, RecordPlace { at: Pos(100_008), previous: 4 }).remove(0);
             match rest {
-                Some(Rest { data, begun: false }) => assert_eq!((data.len(), ops.len()), (1000, 1)),
-                Some(Rest { data, begun: true }) => {
+                Some(RegionRest { data, begun: false }) => assert_eq!((data.len(), ops.len()), (1000, 1)),
+                Some(RegionRest { data, begun: true }) => {
                     assert_eq!(ops[1].1.len() + data.len(), 1000);
                     assert!(ops[1].1.len() >= CUT_LEAST);
                 }
                 None => panic!("{left} bytes held 1000"),
             }
-            let small = run.region(1, Rest::whole(&[]));
+            let small = run.region(1, RegionRest::whole(&[]));
             let full = rest.is_some_and(|rest| rest.begun) || left < OP_BYTES;
             assert_eq!(small.is_some(), full, "{left}");
         }

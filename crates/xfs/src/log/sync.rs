@@ -1,6 +1,6 @@
-//! The primitives that the journal is built from: those of `std`, or shuttle's where a model is checked.
+//! The synchronization primitives of the journal: those of `std`, or shuttle's for models.
 //!
-//! Invariant: nothing that a model runs through takes a synchronizing primitive from elsewhere.
+//! Invariant: code that a model runs takes primitives only from here.
 
 #[cfg(shuttle)]
 pub(crate) use shuttle::{
@@ -19,13 +19,12 @@ pub(crate) use std::{
 use lockstat::{Counted, LockClass, Mode, Users};
 use std::sync::PoisonError;
 
-/// Takes a lock that is not counted. A panic elsewhere does not make what it protects less true: nothing is left
-/// half-done under these locks.
+/// Takes an uncounted lock. Poisoning is ignored, because a panic leaves nothing half-done under these locks.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a lock that counts into `class`, and remembers who uses it.
+/// Takes a lock, counts it into `class`, and remembers its user.
 pub(crate) fn lock_by<'a, T>(
     mutex: &'a Mutex<T>,
     class: &'static LockClass,
@@ -34,7 +33,7 @@ pub(crate) fn lock_by<'a, T>(
     class.lock_by(users, Mode::Exclusive, || mutex.try_lock().ok(), || lock(mutex))
 }
 
-/// Takes a reader-writer lock shared, as [`lock_by`] takes one.
+/// Takes a reader-writer lock shared, like [`lock_by`].
 pub(crate) fn read_by<'a, T>(
     lock: &'a RwLock<T>,
     class: &'static LockClass,
@@ -44,12 +43,12 @@ pub(crate) fn read_by<'a, T>(
     class.lock_by(users, Mode::Shared, || lock.try_read().ok(), block)
 }
 
-/// Takes a reader-writer lock exclusively; not counted.
+/// Takes a reader-writer lock exclusively, uncounted.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a condition to be announced.
+/// Waits on a condition variable.
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
@@ -59,7 +58,7 @@ pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexG
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
 
-/// Waits for a condition to be announced, or for some time to pass; says whether it passed. A model knows no time.
+/// Waits on a condition variable or for some time. Returns whether the time ran out. A model has no time.
 pub(crate) fn wait_for<'a, T>(
     condvar: &Condvar,
     guard: MutexGuard<'a, T>,

@@ -1,7 +1,7 @@
-//! A small number for each thread, so that threads spread over shards and keep to theirs.
+//! A small number for each thread, so that threads spread over shards and stay in theirs.
 //!
-//! Invariant: no two living threads have the same number. A thread that ends gives its number back, and the next
-//! one gets the lowest that is free: numbers stay below the most threads that ever lived together.
+//! Invariant: no two living threads have the same number. A thread that ends gives its number back, and the next thread
+//! gets the lowest free one. So numbers stay below the maximum of threads that have lived at the same time.
 
 #[cfg(not(shuttle))]
 mod numbers {
@@ -39,7 +39,7 @@ mod numbers {
 
     /// This thread's number.
     pub(crate) fn current() -> usize {
-        // While a thread is being torn down, any shard will do.
+        // During thread teardown any shard will do.
         SLOT.try_with(|slot| slot.0).unwrap_or(0)
     }
 }
@@ -80,7 +80,7 @@ mod tests {
         for _ in 0..50 {
             let slots = round();
             assert_eq!(slots.len(), 8);
-            // Other tests run beside this one, and have threads too.
+            // Other tests run at the same time and have threads too.
             assert!(slots.iter().all(|&slot| slot < 200), "{slots:?}");
         }
     }

@@ -1,18 +1,19 @@
-//! Log vectors: what one item says in a checkpoint, ready to be copied into the log.
+//! Log vectors: what one item logs in a checkpoint, ready to be copied into the log.
 //!
 //! All regions of an item lie in one allocation, each behind the operation header that it will have in the log:
+//!
 //! ```text
 //! | op header (12) | region, padded to 4 | op header (12) | region, padded to 4 | …
 //! ```
-//! so that the writer copies and fills in a transaction number, and nothing else. Invariants: every header's
-//! length is that of its padded region; lengths are multiples of 4; a vector that was begun for a size holds
-//! that size without another allocation.
+//!
+//! So the writer only copies and fills in a transaction number. Invariants: every header's length is that of its padded
+//! region; lengths are multiples of 4; a vector that was begun for a size holds that size without another allocation.
 
 use std::cell::RefCell;
 use xfs_format::log::OpHeader;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// How many vectors' memory a thread keeps, and how large each may be.
+/// Maximum number of vectors whose memory a thread keeps, and the maximum size of each.
 const SPARES_MOST: usize = 16;
 const SPARE_BYTES_MAX: usize = 16 << 10;
 
@@ -23,22 +24,27 @@ thread_local! {
 /// Bytes of an operation header.
 pub(crate) const OP_BYTES: usize = size_of::<OpHeader>();
 
-/// What the changes of an item will need in the log.
+/// Log bytes of a region of this size, with its operation header and padding.
+pub(crate) const fn op_bytes(region: usize) -> usize {
+    OP_BYTES + region.next_multiple_of(4)
+}
+
+/// The size of an item's changes in the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VecSize {
-    /// Regions.
+    /// Number of regions.
     pub regions: u32,
-    /// Bytes of all regions. Whether padding is counted does not matter.
+    /// Bytes of all regions. It does not matter whether padding is included.
     pub bytes: u32,
 }
 
 impl VecSize {
-    /// Adds a region of so many bytes.
+    /// Adds a region of this many bytes.
     pub const fn region(self, bytes: usize) -> Self {
         Self { regions: self.regions + 1, bytes: self.bytes + bytes.next_multiple_of(4) as u32 }
     }
 
-    /// Bytes of the log that this takes, operation headers and padding included: what a reservation counts.
+    /// Log bytes, including operation headers and padding. Reservations count these.
     pub const fn log_bytes(self) -> u32 {
         self.bytes + self.regions * (OP_BYTES as u32 + 3)
     }
@@ -60,10 +66,10 @@ pub struct LogVector {
 }
 
 impl LogVector {
-    /// An empty vector for regions of that size, in memory that this thread has kept, if it has any.
-    pub fn of_spare(size: VecSize) -> Self {
+    /// An empty vector for this many log bytes, in memory that this thread has kept, if there is any.
+    pub fn of_spare(bytes: usize) -> Self {
         let spare = SPARES.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
-        Self::begin(spare, size)
+        Self::with_room(spare, bytes)
     }
 
     /// Keeps its memory for the next vector of this thread.
@@ -71,7 +77,7 @@ impl LogVector {
         if self.capacity() > SPARE_BYTES_MAX {
             return;
         }
-        // While a thread is being torn down it is just freed.
+        // During thread teardown it is simply freed.
         let _ = SPARES.try_with(|spares| {
             let mut spares = spares.borrow_mut();
             if spares.len() < SPARES_MOST {
@@ -80,26 +86,42 @@ impl LogVector {
         });
     }
 
-    /// An empty vector for regions of that size, in the memory of `shadow` if that is large enough.
+    /// An empty vector for regions of this size, in the memory of `shadow` if that is large enough.
     pub fn begin(shadow: Option<Self>, size: VecSize) -> Self {
-        let needed = size.log_bytes() as usize;
+        Self::with_room(shadow, size.log_bytes() as usize)
+    }
+
+    fn with_room(shadow: Option<Self>, needed: usize) -> Self {
         let mut bytes = shadow.map(|shadow| shadow.bytes).unwrap_or_default();
         bytes.clear();
         if bytes.capacity() < needed {
-            // A fresh one: growing would copy what nobody needs any more.
+            // Allocate anew: growing would copy the old content.
             bytes = Vec::with_capacity(needed);
         }
         Self { bytes, regions: 0 }
     }
 
-    /// Adds a region that holds a copy of `bytes`.
+    /// Adds all regions of another vector.
+    pub(crate) fn append(&mut self, other: &Self) {
+        self.bytes.extend_from_slice(&other.bytes);
+        self.regions += other.regions;
+    }
+
+    /// Removes all regions. Keeps the memory unless it is more than `most` bytes.
+    pub(super) fn clear(&mut self, most: usize) {
+        self.bytes.clear();
+        self.bytes.shrink_to(most);
+        self.regions = 0;
+    }
+
+    /// Adds a region with a copy of `bytes`.
     pub fn region(&mut self, bytes: &[u8]) {
         self.header(bytes.len());
         self.bytes.extend_from_slice(bytes);
         self.pad();
     }
 
-    /// Adds a region of `len` bytes that `fill` writes into; they are zero before.
+    /// Adds a region of `len` zero bytes, which `fill` writes into.
     pub fn region_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) {
         self.header(len);
         let at = self.bytes.len();
@@ -108,16 +130,6 @@ impl LogVector {
             fill(region);
         }
         self.pad();
-    }
-
-    /// The same, in memory of its own, as older designs make it: one pass counts the regions and takes note of them, the
-    /// other copies them.
-    pub(super) fn in_two_passes(self) -> Self {
-        let regions: Vec<&[u8]> = self.iter().collect();
-        let needed = regions.iter().map(|region| OP_BYTES + region.len()).sum();
-        let mut vector = Self { bytes: Vec::with_capacity(needed), regions: 0 };
-        regions.iter().for_each(|region| vector.region(region));
-        vector
     }
 
     fn header(&mut self, len: usize) {
@@ -130,12 +142,12 @@ impl LogVector {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// How many regions there are.
+    /// The number of regions.
     pub fn regions(&self) -> u32 {
         self.regions
     }
 
-    /// Bytes of the log that it takes, operation headers included.
+    /// Log bytes that it takes, including operation headers.
     pub fn log_bytes(&self) -> u32 {
         self.bytes.len() as u32
     }
@@ -172,8 +184,11 @@ mod tests {
         assert_eq!(regions, [&b"hello\0\0\0"[..], &[0, 0, 0, 0, 0, 0, 0, 9], b"x\0\0\0"]);
         assert_eq!(vector.regions(), 3);
         assert!(vector.log_bytes() <= size.log_bytes());
-        let (bytes, again) = (vector.bytes.clone(), vector.in_two_passes());
-        assert_eq!((again.bytes, again.regions), (bytes, 3));
+        let (bytes, mut again) = (vector.bytes.clone(), LogVector::default());
+        again.append(&vector);
+        assert_eq!((&again.bytes, again.regions), (&bytes, 3));
+        again.clear(0);
+        assert_eq!((again.log_bytes(), again.regions()), (0, 0));
     }
 
     #[test]

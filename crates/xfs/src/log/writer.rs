@@ -1,19 +1,18 @@
-//! The two threads that write the log. Each part is done by one thread at a time, so that records, checkpoints and
-//! commit records lie in the log in one order. Who forces the log may do the first for the thread that does it.
+//! The threads that write the log. Each step is done by one thread at a time, so that records, checkpoints and commit
+//! records lie in the log in one order. A thread that forces the log may do the first step instead of the writer.
 //!
-//! [`Writer`] closes checkpoints, cuts them into records and writes all but the last run of each; [`Committer`] writes
-//! that, behind a flush and for good, and lands the checkpoint. See [`pipe`](super::pipe) for what holds
-//! between them.
+//! [`Writer`] closes checkpoints, cuts them into records and writes all but the last run of each. [`Committer`] writes
+//! that run durably behind a flush. [`Lander`] completes the checkpoint. [`pipe`](super::pipe) connects them.
 
 use super::ShutdownReason;
-use super::cil::{Closed, Entry};
+use super::cil::{ClosedCheckpoint, Entry};
 use super::core::Core;
 use super::layout::Pos;
-use super::orders::Order;
-use super::pipe::{Admission, Sealed};
-use super::record::{Place, Rest, Run};
+use super::pipe::{Admission, Ended, SealedCheckpoint};
+use super::record::{RecordPlace, RecordRun, RegionRest};
 use super::sync::{Mutex, Ordering, lock};
 use super::vector::LogVector;
+use super::worker::WorkerTask;
 use blockdev::{AlignedBuf, DeviceError, Durability};
 use std::sync::Arc;
 use xfs_format::error::FormatError;
@@ -27,11 +26,11 @@ const UNMOUNT_TID: u32 = 0xb0c0_d0d0;
 enum Failure {
     /// The device failed to write it.
     Write(DeviceError),
-    /// The device could not make durable what comes before the record, or the record.
+    /// The device could not make durable what comes before the record, or the record itself.
     Flush(DeviceError),
-    /// It was no record.
+    /// It was not a valid record.
     Record,
-    /// The checkpoint has nothing in it: what replays the log could not make sense of it.
+    /// The checkpoint is empty: recovery could not make sense of it.
     Empty,
     /// The journal was shut down meanwhile.
     Down,
@@ -61,10 +60,14 @@ impl From<FormatError> for Failure {
     }
 }
 
-/// Items of a checkpoint that it takes longer to hand over than to land. Models have few, and see both.
+/// Checkpoints with fewer items are completed where they are closed, because handing them over would take longer.
+/// Models have few items and see both cases.
 const SMALL: usize = if cfg!(shuttle) { 2 } else { 128 };
 
-/// The end of the writer, however it comes: the committer waits for it.
+/// Memory that is kept for the content of a checkpoint. Most need less.
+const VECTOR_KEPT: usize = 1 << 20;
+
+/// Marks the end of the writer, in every case: the committer waits for it.
 struct End(Arc<Core>);
 
 impl Drop for End {
@@ -73,19 +76,20 @@ impl Drop for End {
     }
 }
 
-/// What closes checkpoints and writes their records.
+/// Closes checkpoints and writes their records.
 #[derive(Debug)]
 pub(super) struct Writer {
     core: Arc<Core>,
     head: Pos,
-    /// Block of the record before.
+    /// Block of the previous record.
     previous: u32,
-    /// Keeps the numbers of transactions apart from those of an earlier life of the log that recovery may still see.
+    /// Distinguishes transaction numbers from those of an earlier use of the log that recovery may still see.
     salt: u32,
     /// Emptied lists of items.
     spares: Vec<Vec<Entry>>,
-    vectors: Vec<LogVector>,
-    /// A buffer for records that is not in use.
+    /// The content of the checkpoint that is being written.
+    vector: LogVector,
+    /// An unused buffer for records.
     buffer: Option<AlignedBuf>,
     /// For checkpoints that are committed here.
     committer: Committer,
@@ -95,27 +99,36 @@ impl Writer {
     pub(super) fn new(core: Arc<Core>, head: Pos, previous: u32) -> Self {
         let salt = (head.0 as u32).wrapping_mul(0x85eb_ca6b);
         let committer = Committer::new(Arc::clone(&core));
-        Self { core, head, previous, salt, spares: Vec::new(), vectors: Vec::new(), buffer: None, committer }
+        Self {
+            core,
+            head,
+            previous,
+            salt,
+            spares: Vec::new(),
+            vector: LogVector::default(),
+            buffer: None,
+            committer,
+        }
     }
 
-    /// Writes what is asked for until the journal is shut down, and aborts what is left.
+    /// Writes what is requested until the journal is shut down, then aborts what is left.
     pub(super) fn run(writer: &Mutex<Self>) {
         let core = Arc::clone(&lock(writer).core);
         let _end = End(Arc::clone(&core));
         loop {
-            let order = core.orders.next(&core.cil);
+            let task = core.worker.next(&core.cil);
             let Ok(mut writer) = writer.lock() else {
-                // What another thread left in a panic writes nothing any more.
+                // Another thread panicked and left a half-written checkpoint: write nothing any more.
                 core.shutdown(ShutdownReason::Panicked);
                 return lock(writer).end();
             };
-            match order {
-                // Who forced the log may have done it meanwhile.
-                Order::Push if !core.orders.is_push_due(&core.cil) => {}
-                Order::Push => writer.push(),
-                Order::Unmount => writer.unmount(),
-                // Nobody else ends a checkpoint behind the end of this.
-                Order::Stop => return writer.end(),
+            match task {
+                // A thread that forced the log may have done it meanwhile.
+                WorkerTask::Push if !core.worker.is_push_due(&core.cil) => {}
+                WorkerTask::Push => writer.push(),
+                WorkerTask::Unmount => writer.unmount(),
+                // Nobody else ends a checkpoint after this.
+                WorkerTask::Stop => return writer.end(),
             }
         }
     }
@@ -133,16 +146,20 @@ impl Writer {
         let run_bytes = core.layout.run_bytes() as u64;
         core.pipe.wait_for_turn(|| core.cil.paid() < run_bytes);
         let Some(closed) = self.core.cil.close(&mut self.spares) else { return };
-        self.core.orders.switched();
+        self.core.worker.switched();
         self.checkpoint(closed);
     }
 
-    fn checkpoint(&mut self, mut closed: Closed) {
-        closed.gather(&mut self.spares, &mut self.vectors);
-        match self.records(&closed) {
+    fn checkpoint(&mut self, mut closed: ClosedCheckpoint) {
+        closed.gather(&mut self.spares, &mut self.vector);
+        let vector = std::mem::take(&mut self.vector);
+        let written = self.records(closed.seq, &vector);
+        self.vector = vector;
+        self.vector.clear(VECTOR_KEPT);
+        match written {
             Ok((start, run)) => {
                 let place = self.place(&run, run.len());
-                let sealed = Sealed {
+                let sealed = SealedCheckpoint {
                     closed,
                     start: self.core.layout.lsn(start),
                     end: self.head,
@@ -160,56 +177,52 @@ impl Writer {
         }
     }
 
-    /// Commits a checkpoint, or hands it over to the thread that does.
-    fn pass_on(&mut self, sealed: Sealed) {
+    /// Commits a checkpoint, or hands it over to the committer.
+    fn pass_on(&mut self, sealed: SealedCheckpoint) {
         let is_small = sealed.closed.items.len() <= SMALL;
         if is_small && !self.core.device.has_write_cache() && self.core.pipe.begin_here(&sealed) {
-            self.buffer = self.committer.carry_out(sealed);
+            let ended = self.committer.carry_out(sealed);
+            self.buffer = self.core.conclude(ended).map(RecordRun::into_buf);
+            self.core.pipe.landed_here();
         } else if let Err(sealed) = self.core.pipe.hand_over(sealed) {
             self.core.abort(sealed.closed);
         }
     }
 
+    /// Shuts the journal down after the earlier checkpoints have landed, so that their waiters are told that they are
+    /// in the log.
     fn failed(&self, failure: Failure) {
+        self.core.pipe.wait_until_idle();
         shut_down(&self.core, &failure);
     }
 
     /// Aborts a checkpoint of which nothing was written.
-    fn abort(&mut self, mut closed: Closed) {
-        closed.gather(&mut self.spares, &mut self.vectors);
-        self.vectors.clear();
+    fn abort(&mut self, mut closed: ClosedCheckpoint) {
+        closed.gather(&mut self.spares, &mut self.vector);
+        self.vector.clear(0);
         self.core.abort(closed);
     }
 
-    /// Writes all records of a checkpoint but the last run. Gives where the first lies, and that run.
-    fn records(&mut self, closed: &Closed) -> Result<(Pos, Run), Failure> {
+    /// Writes all records of a checkpoint except for the last run. Returns the position of the first, and that run.
+    fn records(&mut self, seq: u64, vector: &LogVector) -> Result<(Pos, RecordRun), Failure> {
         let start = self.head;
-        // Any number will do that no other checkpoint has that may be in the log.
-        let tid = (closed.seq as u32).wrapping_mul(0x9e37_79b1) ^ self.salt;
+        // Any number will do that no other checkpoint in the log has.
+        let tid = (seq as u32).wrapping_mul(0x9e37_79b1) ^ self.salt;
         let mut run = self.fresh();
         run.operation(OpHeader::transaction(tid, 0).with_flags(OpFlags::START), &[]);
-        let regions = self.vectors.iter().map(LogVector::regions).sum();
-        if regions == 0 {
+        if vector.regions() == 0 {
             debug_assert!(false, "a checkpoint without a region: recovery by the kernel fails on it");
             return Err(Failure::Empty);
         }
-        let header = TransHeader::checkpoint(tid, regions);
+        let header = TransHeader::checkpoint(tid, vector.regions());
         run.operation(OpHeader::transaction(tid, size_of::<TransHeader>() as u32), header.as_bytes());
-        let mut vectors = std::mem::take(&mut self.vectors);
-        let keep = self.core.cil.keeps_vectors();
-        for (vector, entry) in vectors.drain(..).zip(&closed.items) {
-            for region in vector.iter() {
-                let mut rest = run.region(tid, Rest::whole(region));
-                while let Some(now) = rest {
-                    run = self.next_record(run)?;
-                    rest = run.region(tid, now);
-                }
-            }
-            if keep {
-                entry.item.state().keep_shadow(vector);
+        for region in vector.iter() {
+            let mut rest = run.region(tid, RegionRest::whole(region));
+            while let Some(now) = rest {
+                run = self.next_record(run)?;
+                rest = run.region(tid, now);
             }
         }
-        self.vectors = vectors;
         let commit = OpHeader::transaction(tid, 0).with_flags(OpFlags::COMMIT);
         if !run.operation(commit, &[]) {
             run = self.next_record(run)?;
@@ -221,14 +234,14 @@ impl Writer {
         Ok((start, run))
     }
 
-    fn fresh(&mut self) -> Run {
+    fn fresh(&mut self) -> RecordRun {
         let buffer = self.buffer.take();
         let buffer = buffer.unwrap_or_else(|| AlignedBuf::zeroed(self.core.layout.run_bytes()));
-        Run::new(&self.core.layout, buffer)
+        RecordRun::new(&self.core.layout, buffer)
     }
 
-    /// Begins another record: of the same run, or, where that is full, of the next.
-    fn next_record(&mut self, mut run: Run) -> Result<Run, Failure> {
+    /// Begins another record: in the same run, or in the next if that is full.
+    fn next_record(&mut self, mut run: RecordRun) -> Result<RecordRun, Failure> {
         if run.begin_record() {
             return Ok(run);
         }
@@ -241,22 +254,22 @@ impl Writer {
     }
 
     /// Whether all records of a run may be written together.
-    fn has_room(&self, run: &Run) -> bool {
+    fn has_room(&self, run: &RecordRun) -> bool {
         self.core.pipe.has_room(self.head.after(run.bytes(run.len())))
     }
 
-    /// Gives the first records of a run their place.
-    fn place(&mut self, run: &Run, count: usize) -> Place {
+    /// Assigns a position to the first records of a run.
+    fn place(&mut self, run: &RecordRun, count: usize) -> RecordPlace {
         let at = self.head;
         let last = self.core.layout.block(at.after(run.last_of(count)));
         let previous = std::mem::replace(&mut self.previous, last);
         self.head = at.after(run.bytes(count));
         self.core.head.store(self.head.0, Ordering::SeqCst);
-        Place { at, previous }
+        RecordPlace { at, previous }
     }
 
-    /// Writes the first records of a run, none of which is the last of its checkpoint.
-    fn write(&mut self, run: &mut Run, count: usize) -> Result<(), Failure> {
+    /// Writes the first records of a run, not including the last of the checkpoint.
+    fn write(&mut self, run: &mut RecordRun, count: usize) -> Result<(), Failure> {
         let end = self.head.after(run.bytes(count));
         let admission = self.core.pipe.admit(end, count).ok_or(Failure::Down)?;
         let place = self.place(run, count);
@@ -271,7 +284,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the mark of a clean unmount. Everything is written back, and nothing is under way.
+    /// Writes the unmount record. Everything is written back, and nothing is under way.
     fn unmount(&mut self) {
         let mut run = self.fresh();
         let operation = unmount_op(UNMOUNT_TID);
@@ -287,7 +300,7 @@ impl Writer {
             Ok(())
         })();
         match written {
-            Ok(()) => self.core.orders.unmounted(),
+            Ok(()) => self.core.worker.unmounted(),
             Err(failure) => self.failed(failure),
         }
     }
@@ -305,7 +318,7 @@ fn flush(core: &Core) -> Result<(), Failure> {
     core.device.flush().map_err(Failure::Flush)
 }
 
-/// Flushes the device for a record that is to be written behind that. None is, if the journal was shut down meanwhile.
+/// Flushes the device for a record to be written after that. Fails if the journal was shut down meanwhile.
 fn flush_before(core: &Core) -> Result<(), Failure> {
     flush(core)?;
     if core.down().is_some() { Err(Failure::Down) } else { Ok(()) }
@@ -314,9 +327,9 @@ fn flush_before(core: &Core) -> Result<(), Failure> {
 /// Writes the first records of a run, which name `tail`.
 fn write_records(
     core: &Core,
-    run: &mut Run,
+    run: &mut RecordRun,
     count: usize,
-    place: Place,
+    place: RecordPlace,
     tail: Pos,
     durability: Durability,
 ) -> Result<(), Failure> {
@@ -325,10 +338,10 @@ fn write_records(
     Ok(())
 }
 
-/// Writes records behind a flush and for good, with the tail of now.
-fn write_durably(core: &Core, run: &mut Run, count: usize, place: Place) -> Result<(), Failure> {
+/// Writes records durably behind a flush, with the current tail.
+fn write_durably(core: &Core, run: &mut RecordRun, count: usize, place: RecordPlace) -> Result<(), Failure> {
     let flushed = core.pipe.completed_so_far();
-    // What was written back so far is stable once the flush is over, so the tail may be named that this allows.
+    // The flush makes what was written back so far stable, so the records may name the tail that this allows.
     let tail = core.ail.tail();
     flush_before(core)?;
     write_records(core, run, count, place, tail, Durability::Fua)?;
@@ -347,11 +360,11 @@ impl Committer {
         Self { core }
     }
 
-    /// Writes the last records of a checkpoint behind a flush and for good; gives the tail that they name.
+    /// Writes the last records of a checkpoint durably behind a flush. Returns the tail that they name.
     ///
-    /// A device without [durable writes](blockdev::BlockDevice::has_fua) is flushed behind them. That flush is the one
-    /// before the last records of each checkpoint that has been handed over by then.
-    fn commit(&self, sealed: &mut Sealed) -> Result<Pos, Failure> {
+    /// A device without [durable writes](blockdev::BlockDevice::has_fua) is flushed after them. That flush also serves
+    /// as the one before the last records of every checkpoint that has been handed over by then.
+    fn commit(&self, sealed: &mut SealedCheckpoint) -> Result<Pos, Failure> {
         let core = &*self.core;
         let has_fua = core.device.has_fua();
         if has_fua {
@@ -378,25 +391,56 @@ impl Committer {
         Ok(behind.tail)
     }
 
-    /// Commits what is handed over until nothing comes any more.
+    /// Commits what is handed over until nothing more comes.
     pub(super) fn run(self) {
+        let _end = CommitsEnd(Arc::clone(&self.core));
         while let Some(sealed) = self.core.pipe.next() {
-            self.carry_out(sealed);
+            self.core.pipe.have_landed(self.carry_out(sealed));
         }
     }
 
-    /// Commits a checkpoint, which lands or is aborted; gives the memory of its records.
-    fn carry_out(&self, mut sealed: Sealed) -> Option<AlignedBuf> {
+    /// Commits a checkpoint. If that fails, the journal is shut down after the earlier checkpoints have landed.
+    fn carry_out(&self, mut sealed: SealedCheckpoint) -> Ended {
         let written = if self.core.down().is_some() { Err(Failure::Down) } else { self.commit(&mut sealed) };
-        let buffer = match written {
-            Ok(tail) => Some(self.core.land(sealed, tail).into_buf()),
+        match written {
+            Ok(tail) => Ended::Committed(sealed, tail),
             Err(failure) => {
+                // Waiters for earlier checkpoints are told that these are in the log.
+                self.core.pipe.wait_until_landed();
                 shut_down(&self.core, &failure);
-                self.core.abort(sealed.closed);
-                None
+                Ended::Aborted(sealed.closed)
             }
-        };
-        self.core.pipe.landed();
-        buffer
+        }
+    }
+}
+
+/// Marks the end of the committer, in every case: the lander waits for it.
+struct CommitsEnd(Arc<Core>);
+
+impl Drop for CommitsEnd {
+    fn drop(&mut self) {
+        self.0.pipe.end();
+    }
+}
+
+/// The thread that lands checkpoints in order while the next one is committed.
+#[derive(Debug)]
+pub(super) struct Lander {
+    core: Arc<Core>,
+}
+
+impl Lander {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
+    /// Lands what has ended until nothing more comes.
+    pub(super) fn run(self) {
+        while let Some(ended) = self.core.pipe.next_to_land() {
+            self.core.conclude(ended);
+            self.core.pipe.callbacks_done();
+        }
+        // If a callback drops the last handle of the journal, the journal ends before later checkpoints have landed.
+        self.core.ail.clear();
     }
 }

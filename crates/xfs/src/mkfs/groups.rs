@@ -1,35 +1,35 @@
-//! How a volume is cut into allocation groups.
+//! How a volume is divided into allocation groups.
 //!
-//! Invariants of what [`cut`] gives: groups are of one size but for the last; each, the last one too, has from
-//! [`GROUP_BYTES_MIN`] to just below 1 TiB; blocks that would make a last group smaller than that are left out of
-//! the volume. That is what the kernel demands and `mkfs.xfs` does.
+//! Invariants of the result of [`cut`]: all groups have the same size, except for the last. Each has from
+//! [`GROUP_BYTES_MIN`] to just below 1 TiB, the last one too. Blocks that would make a smaller last group are left out
+//! of the volume. The kernel demands this, and `mkfs.xfs` does the same.
 
 use crate::error::mkfs::Refusal;
 
-/// How a volume is cut into groups.
+/// How to divide a volume into groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Groups {
-    /// By size: four up to 4 TiB (fewer below 64 MiB), beyond that as few as possible.
+    /// By size: four up to 4 TiB (fewer below 64 MiB), above that as few as possible.
     #[default]
     Automatic,
     /// This many.
     Count(u32),
-    /// Of this many bytes each.
+    /// This many bytes each.
     Bytes(u64),
 }
 
-/// The smallest group.
+/// Minimum size of a group.
 pub(super) const GROUP_BYTES_MIN: u64 = 16 << 20;
 /// Groups are smaller than this.
 const GROUP_BYTES_END: u64 = 1 << 40;
-/// The smallest unit of a device: groups end at least this much below their bound.
+/// Minimum sector size of a device: groups end at least this much below their bound.
 const SECTOR_BYTES: u64 = 512;
-/// From here on groups are as large as possible.
+/// From this size on, groups are as large as possible.
 const LARGE_BYTES: u64 = 4 << 40;
-/// Most groups of a volume.
+/// Maximum number of groups.
 const GROUPS_MAX: u64 = 1_000_000;
 
-/// A volume cut into groups.
+/// The division of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub ag_blocks: u32,
@@ -37,7 +37,7 @@ pub(super) struct Cut {
     pub data_blocks: u64,
 }
 
-/// Cuts `blocks` blocks of `1 << block_log` bytes, of which there are enough for one group.
+/// Divides `blocks` blocks of `1 << block_log` bytes, which are enough for one group.
 pub(super) fn cut(groups: Groups, blocks: u64, block_log: u8, small: bool) -> Result<Cut, Refusal> {
     let least = GROUP_BYTES_MIN >> block_log;
     let most = (GROUP_BYTES_END - SECTOR_BYTES) >> block_log;
@@ -55,7 +55,7 @@ pub(super) fn cut(groups: Groups, blocks: u64, block_log: u8, small: bool) -> Re
     if size < least || size > most {
         return Err(Refusal::GroupSize { blocks: size, least, most });
     }
-    // A group larger than the volume is as large as the volume.
+    // A group is not larger than the volume.
     let size = size.min(blocks);
     let rest = blocks % size;
     let data_blocks = if rest < least { blocks - rest } else { blocks };
@@ -64,11 +64,11 @@ pub(super) fn cut(groups: Groups, blocks: u64, block_log: u8, small: bool) -> Re
     if count < fewest || count > GROUPS_MAX {
         return Err(Refusal::GroupCount { count, least: fewest, most: GROUPS_MAX });
     }
-    // Both are within 32 bits: a group has less than 2^30 blocks, and there are at most a million.
+    // Both fit into 32 bits: a group has less than 2^30 blocks, and there are at most a million groups.
     Ok(Cut { ag_blocks: size as u32, ag_count: count as u32, data_blocks })
 }
 
-/// Blocks a group where nothing is asked for.
+/// Blocks per group if nothing is specified.
 fn automatic(blocks: u64, block_log: u8, most: u64) -> u64 {
     if blocks >= LARGE_BYTES >> block_log {
         return most;
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(shape(bytes, 12, Groups::Count(7)), Ok((7, 35715, 250_000)));
         assert_eq!(shape(bytes, 12, Groups::Automatic), Ok((4, 62500, 250_000)));
         assert_eq!(shape(1_000_005 << 10, 12, Groups::Automatic), Ok((4, 62501, 250_001)));
-        // The last group of 16 MiB stays, one of less goes.
+        // A last group of 16 MiB stays, a smaller one is left out.
         assert_eq!(shape(300 << 20, 12, Groups::Bytes(284 << 20)), Ok((2, 72704, 76800)));
         assert_eq!(shape(300 << 20, 12, Groups::Bytes(285 << 20)), Ok((1, 72960, 72960)));
         assert_eq!(shape(300 << 20, 12, Groups::Bytes(1 << 30)), Ok((1, 76800, 76800)));

@@ -9,7 +9,7 @@
 //! |   each)      |        |        |        |        |        |         |       |      |              |
 //! +--------------+--------+--------+--------+--------+--------+---------+-------+------+--------------+------
 //! ```
-//! Invariant: a [`Layout`] is sound. Each part lies within its group, parts don't overlap, and the superblock and
+//! Invariant: a [`VolumeLayout`] is sound. Each part lies within its group, parts don't overlap, and the superblock and
 //! the counts in it agree with them.
 
 use super::options::Features;
@@ -18,10 +18,10 @@ use xfs_format::superblock::Superblock;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{AgBlock, AgNumber};
 
-/// Superblock, AGF, AGI, AGFL: with these sectors each group begins.
+/// Superblock, AGF, AGI, AGFL: each group begins with these sectors.
 const HEADER_SECTORS: u32 = 4;
-/// Inodes in the first chunk that are in use: root directory, and bitmap and summary of a realtime section (there
-/// is none, but each volume has these two).
+/// Inodes in use in the first chunk: the root directory, and bitmap and summary of a realtime section (there is none,
+/// but each volume has these two).
 pub(super) const INODES_USED: u64 = 3;
 
 /// A run of blocks of a group.
@@ -34,15 +34,15 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// The block behind it.
+    /// The block after it.
     pub const fn end(self) -> u32 {
         self.start.0 + self.blocks
     }
 }
 
-/// The trees of a group, in the order in which their roots lie.
+/// The trees of a group in the order of their roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Root {
+pub(super) enum TreeRoot {
     Bnobt,
     Cntbt,
     Inobt,
@@ -51,7 +51,7 @@ pub(super) enum Root {
     Refcountbt,
 }
 
-impl Root {
+impl TreeRoot {
     const ALL: [Self; 6] =
         [Self::Bnobt, Self::Cntbt, Self::Inobt, Self::Finobt, Self::Rmapbt, Self::Refcountbt];
 
@@ -64,42 +64,42 @@ impl Root {
         }
     }
 
-    /// Trees of a volume with these features.
+    /// The trees of a volume with these features.
     pub(super) fn of(features: &Features) -> impl Iterator<Item = Self> + '_ {
         Self::ALL.into_iter().filter(|root| root.exists(features))
     }
 }
 
-/// Where everything of one group lies.
+/// The layout of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLayout {
     /// The group.
     pub ag: AgNumber,
-    /// Its blocks.
+    /// Its number of blocks.
     pub blocks: u32,
     /// The log, in one group.
     pub log: Option<Extent>,
-    /// Blocks that the AGFL holds.
+    /// Blocks in the AGFL.
     pub agfl: Extent,
     /// The first inodes, in the first group.
     pub inodes: Option<Extent>,
-    /// What is free, by place.
+    /// Free extents by block.
     pub free: Vec<Extent>,
 }
 
-/// Where everything of a volume lies. Made by [`plan`](super::plan) alone.
+/// The layout of a volume. Only [`plan`](super::plan) makes one.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub struct VolumeLayout {
     pub(super) superblock: Superblock,
     pub(super) geometry: Geometry,
     pub(super) features: Features,
     pub(super) time: Timestamp,
-    /// Blocks that each group's AGFL holds.
+    /// Blocks in the AGFL of each group.
     pub(super) agfl_blocks: u32,
 }
 
-impl Layout {
-    /// The superblock of the first group, complete; those of the others are the same.
+impl VolumeLayout {
+    /// The superblock of the first group, complete. Those of the others are the same.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
@@ -109,7 +109,7 @@ impl Layout {
         &self.geometry
     }
 
-    /// Bytes of the volume.
+    /// The volume's size in bytes.
     pub fn bytes(&self) -> u64 {
         self.geometry.bytes()
     }
@@ -119,19 +119,19 @@ impl Layout {
         header_blocks(self.geometry.sector_size, self.geometry.block_log)
     }
 
-    /// The block of a tree's root, in any group; `None` where the volume has no such tree.
-    pub(super) fn root(&self, root: Root) -> Option<AgBlock> {
-        let index = Root::of(&self.features).position(|other| other == root)?;
+    /// The block of a tree's root in any group. `None` if the volume has no such tree.
+    pub(super) fn root(&self, root: TreeRoot) -> Option<AgBlock> {
+        let index = TreeRoot::of(&self.features).position(|other| other == root)?;
         // Six trees at most.
         Some(AgBlock(self.header_blocks() + index as u32))
     }
 
-    /// Blocks of headers and roots, with which each group begins.
+    /// Blocks of headers and roots at the start of each group.
     pub(super) fn fixed_blocks(&self) -> u32 {
-        self.header_blocks() + Root::of(&self.features).count() as u32
+        self.header_blocks() + TreeRoot::of(&self.features).count() as u32
     }
 
-    /// Where everything of one group lies.
+    /// The layout of one group.
     pub fn group(&self, ag: AgNumber) -> GroupLayout {
         let blocks = self.geometry.ag_blocks_of(ag);
         let mut next = self.fixed_blocks();
@@ -158,19 +158,19 @@ impl Layout {
         GroupLayout { ag, blocks, log, agfl, inodes, free }
     }
 
-    /// The first inodes, behind `first`, aligned.
+    /// The first inodes, aligned, at or after `first`.
     fn root_chunk(&self, first: AgBlock) -> Extent {
         let start = AgBlock(first.0.next_multiple_of(self.geometry.inode_align.max(1)));
         Extent { start, blocks: chunk_blocks(self.geometry.inodes_per_block_log) }
     }
 }
 
-/// Blocks of superblock, AGF, AGI and AGFL, a sector each.
+/// Blocks of superblock, AGF, AGI and AGFL, one sector each.
 pub(super) fn header_blocks(sector_size: u32, block_log: u8) -> u32 {
     (HEADER_SECTORS * sector_size).div_ceil(1 << block_log)
 }
 
-/// Blocks that inodes are allocated in: a chunk of 64, or as many as fit a block.
+/// Blocks in which inodes are allocated: a chunk of 64, or as many as fit into a block.
 pub(super) const fn chunk_blocks(inodes_per_block_log: u8) -> u32 {
     let blocks = 64 >> inodes_per_block_log;
     if blocks == 0 { 1 } else { blocks }

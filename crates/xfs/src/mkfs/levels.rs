@@ -1,7 +1,7 @@
-//! How many levels the trees of a volume can grow to, from its shape alone.
+//! Maximum levels of the trees of a volume, computed from its geometry.
 //!
-//! A tree is deepest when its blocks are half empty, as far as a tree lets them be. Reservations of log space and
-//! the blocks that a group keeps for its trees follow from that.
+//! A tree is deepest when its blocks are as empty as the tree allows: half full. Log reservations and the blocks that a
+//! group keeps for its trees follow from that.
 
 use xfs_format::btree::{Bnobt, Inobt, Refcountbt, Rmapbt, Tree};
 use xfs_format::features::{Incompat, RoCompat};
@@ -11,7 +11,7 @@ use xfs_format::superblock::Superblock;
 const LONG_HEADER: u32 = 72;
 /// Bytes of a record of a block map, and of key and pointer of an inner block.
 const MAP_ENTRY: u32 = 16;
-/// What log space is reserved for where a volume has both a reverse map and shared blocks, and is older than parent
+/// What log reservations assume for a volume that has both an rmap tree and shared blocks and is older than parent
 /// pointers.
 const RMAP_WITH_REFLINK: u32 = 9;
 
@@ -21,15 +21,15 @@ pub(super) struct Levels {
     pub alloc: u32,
     pub inode: u32,
     pub refcount: u32,
-    /// 0 without a reverse map.
+    /// 0 without an rmap tree.
     pub rmap: u32,
     pub data_map: u32,
     pub attr_map: u32,
 }
 
-/// What depths depend on.
+/// What the depths depend on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct DepthInputs {
     pub block_size: u32,
     pub inode_size: u32,
     pub ag_blocks: u32,
@@ -39,8 +39,8 @@ pub(super) struct Shape {
     pub parent_pointers: bool,
 }
 
-impl Shape {
-    /// Of a volume of version 5.
+impl DepthInputs {
+    /// For a volume of version 5.
     pub(super) fn of(superblock: &Superblock) -> Self {
         let raw = superblock.raw();
         let (ro, incompat) = (superblock.ro_compat(), superblock.incompat());
@@ -57,15 +57,15 @@ impl Shape {
 }
 
 impl Levels {
-    pub(super) fn of(shape: &Shape) -> Self {
+    pub(super) fn of(shape: &DepthInputs) -> Self {
         let group = u64::from(shape.ag_blocks);
         let block = shape.block_size;
-        // Inode numbers of a group are counted by powers of two.
+        // Inode numbers of a group are counted in powers of two.
         let inodes = group.next_power_of_two() * u64::from(block / shape.inode_size);
         let (data_extents, attr_extents) =
             if shape.nrext64 { ((1 << 48) - 1, u32::MAX.into()) } else { ((1 << 31) - 1, (1 << 15) - 1) };
         Self {
-            // At worst every second block is free.
+            // At worst every other block is free.
             alloc: depth::<Bnobt>(group.div_ceil(2), block),
             inode: depth::<Inobt>(inodes / 64, block),
             refcount: depth::<Refcountbt>(group, block),
@@ -81,7 +81,7 @@ impl Levels {
     }
 }
 
-/// Depth of a tree of a group that has `records` records.
+/// Levels of a group's tree with `records` records.
 fn depth<T: Tree>(records: u64, block_size: u32) -> u32 {
     let body = block_size as usize - T::header_len(true);
     let (leaf, inner) = (T::max_records(body) as u64 / 2, T::max_children(body) as u64 / 2);
@@ -93,8 +93,8 @@ fn depth<T: Tree>(records: u64, block_size: u32) -> u32 {
     levels
 }
 
-/// Depth of a tree of a group that takes up to `blocks` blocks: where files share blocks, there is no other bound to
-/// the records of a reverse map.
+/// Levels of a group's tree with up to `blocks` blocks. If files share blocks, there is no other bound for the records
+/// of an rmap tree.
 fn depth_in<T: Tree>(blocks: u64, block_size: u32) -> u32 {
     let inner = T::max_children(block_size as usize - T::header_len(true)) as u64 / 2;
     let (mut wide, mut left, mut levels) = (2, blocks - 1, 1);
@@ -106,7 +106,7 @@ fn depth_in<T: Tree>(blocks: u64, block_size: u32) -> u32 {
     levels
 }
 
-/// Depth of a block map of `extents` extents whose root, in an inode, has room for `root` pointers.
+/// Levels of a block map with `extents` extents whose root, in an inode, has room for `root` pointers.
 fn map_depth(extents: u64, block_size: u32, root: u64) -> u32 {
     let least = u64::from(map_entries(block_size) / 2);
     let (mut blocks, mut levels) = (extents.div_ceil(least), 1);
@@ -117,7 +117,7 @@ fn map_depth(extents: u64, block_size: u32, root: u64) -> u32 {
     levels
 }
 
-/// Entries that a block of a block map has room for.
+/// Maximum entries of a block map's block.
 pub(super) fn map_entries(block_size: u32) -> u32 {
     (block_size - LONG_HEADER) / MAP_ENTRY
 }
@@ -130,7 +130,7 @@ mod tests {
     fn trees_grow_with_the_volume_and_shrink_with_its_blocks() {
         let levels = |block_size, ag_blocks| {
             let (reflink, rmapbt, nrext64, parent_pointers) = (true, false, false, false);
-            Levels::of(&Shape {
+            Levels::of(&DepthInputs {
                 block_size,
                 inode_size: 512,
                 ag_blocks,

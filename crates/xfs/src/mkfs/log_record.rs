@@ -1,21 +1,21 @@
-//! The one record of a new log: the mark of a clean unmount, in cycle 1, at block 0. The rest of the log is zero,
-//! which is a cycle in which nothing was ever written.
+//! The only record of a new log: an unmount record in cycle 1, at block 0. The rest of the log is zero, which is a
+//! cycle in which nothing was ever written.
 
 use xfs_format::error::FormatError;
 use xfs_format::log::{BLOCK_SIZE, RECORD_MAGIC, RecordHeader, pack, unmount_op};
 use xfs_format::types::Uuid;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Size of the buffers that logs are usually written from; also what one header block serves.
+/// The usual size of log buffers. One header block covers the same size.
 const BUFFER_BYTES: u32 = 32 << 10;
 /// A little-endian Linux host.
 const FORMAT_LINUX_LE: u32 = 1;
-/// Any number: nothing else is in this log.
+/// An arbitrary number: nothing else is in this log.
 const TID: u32 = 0xb0c0_d0d0;
 
-/// The record, of whole blocks, padded to the log's stripe unit.
+/// The record in whole blocks, padded to the log's stripe unit.
 pub(super) fn clean(uuid: Uuid, stripe_unit: u32) -> Result<Vec<u8>, FormatError> {
-    // A header block and a data block at least.
+    // At least a header block and a data block.
     let bytes = stripe_unit.max(2 * BLOCK_SIZE as u32);
     let mut header = RecordHeader::new_zeroed();
     header.magic.set(RECORD_MAGIC);

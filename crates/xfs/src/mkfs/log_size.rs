@@ -1,76 +1,76 @@
-//! How large a log is, and how large it must be.
+//! Default and minimum size of a log.
 //!
-//! A kernel refuses to mount a v5 volume whose log is smaller than three times what its largest operation may
-//! reserve, so that one operation fits even while the log's tail stands still. What an operation reserves follows
-//! from the volume's shape: so many blocks of so many trees, whose depth is bounded (`levels`).
+//! A kernel refuses to mount a v5 volume whose log is smaller than three times the largest reservation of an operation,
+//! so that one operation fits even while the log's tail does not move. A reservation follows from the volume's
+//! geometry: some number of blocks of some number of trees, whose depth is bounded (`levels`).
 //!
-//! The rule below was found by experiment and not taken on trust: for some 700 volumes (all block, inode, sector
-//! and directory block sizes, groups from 16 MiB to 1 TiB, all features) the log's size in the superblock was set
-//! to 1, and the kernel (6.18) asked to mount; it says the least size that it would take. [`log_blocks_min`] is
-//! that number, or (one shape of those 700) three blocks more. A test asks the kernel again.
+//! The rule below was found by experiment. For some 700 volumes (all block, inode, sector and directory block sizes,
+//! groups from 16 MiB to 1 TiB, all features) the log's size in the superblock was set to 1, and the kernel (6.18) was
+//! asked to mount it. It reports the minimum size that it would accept. [`log_blocks_min`] is that number, or (for one
+//! of those 700) three blocks more. A test asks the kernel again.
 //!
-//! That number holds for records of 32 KiB. A kernel that is asked to write larger ones (`logbsize`) wants some blocks
-//! more, and has them in each log whose size was not said, as `mkfs.xfs` sees to it.
+//! That number holds for records of 32 KiB. A kernel with larger ones (`logbsize`) needs some more blocks. Logs of
+//! default size have them, as with `mkfs.xfs`.
 
-use super::levels::{Levels, Shape, map_entries};
+use super::levels::{DepthInputs, Levels, map_entries};
 use crate::error::mkfs::Refusal;
 
-/// No log has fewer blocks than this.
+/// Minimum number of blocks of a log.
 const BLOCKS_MIN: u64 = 512;
-/// No log has more blocks than this,
+/// Maximum number of blocks of a log.
 const BLOCKS_MAX: u64 = 1 << 20;
-/// nor more bytes.
+/// Maximum number of bytes of a log.
 const BYTES_MAX: u64 = (2 << 30) - (10 << 20);
-/// The least log that `mkfs.xfs` makes unasked.
+/// The minimum default size of a log in `mkfs.xfs`.
 const BYTES_USUAL: u64 = 64 << 20;
-/// From this size of the volume on.
+/// It applies from this size of the volume on.
 const VOLUME_USUAL: u64 = 300 << 20;
-/// A log has this share of a large volume.
+/// In a large volume, the log has this share.
 const SHARE: u64 = 2048;
 
 /// Bytes of a symbolic link's target.
 const SYMLINK_TARGET: u64 = 1024;
 /// Blocks of a path through an attribute fork.
 const ATTR_PATH: u64 = 5;
-/// An intent for one parent pointer that is set or removed: itself, the value, the longest name.
+/// An intent to set or remove one parent pointer: itself, the value, the longest name.
 const CHANGE_PARENT: u64 = 40 + 12 + 256;
-/// An intent for one that becomes another.
+/// An intent to replace one parent pointer.
 const REPLACE_PARENT: u64 = 40 + 2 * (12 + 256);
 
-/// What a log's least size depends on.
+/// What a log's minimum size depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LogShape {
-    pub shape: Shape,
+    pub shape: DepthInputs,
     pub sector_size: u32,
     pub dir_block_size: u32,
     pub finobt: bool,
-    /// Bytes to which log writes are padded; 1: they are not.
+    /// Bytes to which log writes are padded; 1 for no padding.
     pub stripe_unit: u32,
 }
 
-/// Bytes of a record of the log as kernels write them unasked, and the most that they can be asked for (`logbsize`).
+/// Default and maximum size of a kernel's log records (`logbsize`) in bytes.
 const RECORD_USUAL: u64 = 32 << 10;
 const RECORD_MOST: u64 = 256 << 10;
 
-/// The least number of blocks of a log, as this and later kernels take it.
+/// Minimum number of blocks of a log for this kernel and later ones.
 pub(super) fn least(of: &LogShape) -> u64 {
     kernel_least(of, RECORD_USUAL).max(BLOCKS_MIN)
 }
 
-/// The least number of blocks of a log with which kernels mount the volume whatever size of records they are asked for.
-/// `mkfs.xfs` makes none that is smaller.
+/// Minimum number of blocks of a log for which kernels mount the volume with any record size. `mkfs.xfs` makes none
+/// that is smaller.
 fn least_unasked(of: &LogShape) -> u64 {
     kernel_least(of, RECORD_MOST).max(least(of))
 }
 
-/// The least log of a volume like that of `superblock`, in blocks; `None` where that volume has none of the shapes
-/// that are made here.
+/// Minimum number of blocks of a log for a volume like that of `superblock`. `None` if that volume has none of the
+/// geometries that are made here.
 pub fn log_blocks_min(superblock: &xfs_format::superblock::Superblock) -> Option<u64> {
     use xfs_format::features::RoCompat;
     let (raw, ro) = (superblock.raw(), superblock.ro_compat());
     superblock.is_v5().then(|| {
         least(&LogShape {
-            shape: Shape::of(superblock),
+            shape: DepthInputs::of(superblock),
             sector_size: raw.sectsize.get().into(),
             dir_block_size: raw.blocksize.get() << raw.dirblklog,
             finobt: ro.contains(RoCompat::FINOBT),
@@ -81,19 +81,19 @@ pub fn log_blocks_min(superblock: &xfs_format::superblock::Superblock) -> Option
 
 /// Blocks that a group has room for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    /// Of a log whose size is asked for.
+pub(super) struct LogRoom {
+    /// For a log with a requested size.
     pub(super) most: u64,
-    /// Of one whose size is not.
+    /// For a log of default size.
     pub(super) unasked: u64,
 }
 
-/// Blocks of the log of a volume of `data_blocks` blocks, where groups have so much room.
+/// Blocks of the log of a volume of `data_blocks` blocks whose groups have this much room.
 pub(super) fn choose(
     wanted: Option<u64>,
     of: &LogShape,
     data_blocks: u64,
-    room: Room,
+    room: LogRoom,
     small: bool,
 ) -> Result<u32, Refusal> {
     let block = u64::from(of.shape.block_size);
@@ -108,7 +108,7 @@ pub(super) fn choose(
         None if data_blocks * block < VOLUME_USUAL => unasked,
         None => {
             let share = (data_blocks / SHARE).max(BYTES_USUAL / block).min(most).max(unasked);
-            // What a group has no room for is as large as that is.
+            // If a group has no room for it, the log is as large as that room.
             if usual > room.unasked {
                 // `usual` is a part of the volume's least group.
                 return Err(Refusal::LogRoom { blocks: usual as u32, group: of.shape.ag_blocks });
@@ -127,9 +127,9 @@ pub(super) fn choose(
     Ok(blocks)
 }
 
-/// What the kernel computes at mount, in blocks, with records of so many bytes.
+/// The kernel's minimum at mount in blocks, for records with this many bytes.
 fn kernel_least(of: &LogShape, record: u64) -> u64 {
-    /// So many of the largest operations must fit at once.
+    /// How many of the largest operations must fit at the same time.
     const FACTOR: u64 = 3;
     let (reservation, times) = Costs::new(of).largest();
     let sectors = (with_records(reservation, of.stripe_unit, record) * u64::from(times)).div_ceil(512);
@@ -142,16 +142,17 @@ fn kernel_least(of: &LogShape, record: u64) -> u64 {
     (FACTOR * sectors).div_ceil(u64::from(of.shape.block_size) / 512)
 }
 
-/// What a transaction of so many bytes takes in the log: operation headers, record headers, padding.
+/// Log bytes of a transaction of this many bytes: operation headers, record headers, padding.
 fn with_records(bytes: u64, stripe_unit: u32, record: u64) -> u64 {
     const OP_HEADER: u64 = 12;
     const TRANS_HEADER: u64 = 16;
-    // A block of header holds the cycle numbers of 32 KiB.
+    // A header block has the cycle numbers of 32 KiB.
     let header = record / (32 << 10) * 512;
     let data = record - header;
     let bytes = bytes + 2 * OP_HEADER + TRANS_HEADER;
     let mut records = bytes.div_ceil(data);
-    // Each record that a transaction goes on in begins with an operation header, which may make it one more.
+    // If a transaction continues in another record, that begins with an operation header, which may make one more
+    // record necessary.
     let mut bytes = bytes + records * OP_HEADER;
     while bytes.div_ceil(data) > records {
         records += 1;
@@ -161,7 +162,7 @@ fn with_records(bytes: u64, stripe_unit: u32, record: u64) -> u64 {
     bytes + (records + 1) * header + padding
 }
 
-/// Sizes that reservations are made of, in bytes.
+/// Sizes in bytes from which reservations are computed.
 struct Costs<'a> {
     of: &'a LogShape,
     levels: Levels,
@@ -172,16 +173,17 @@ impl<'a> Costs<'a> {
         Self { of, levels: Levels::of(&of.shape) }
     }
 
-    /// What the largest operation reserves at a time, and how many times over.
+    /// The size of the largest reservation, and how many times it is made.
     ///
-    /// What kernels reserve became less over the years, but the least log did not, so that older kernels mount what is
-    /// made today. No kernel that knows parent pointers is as old: their volumes are asked for what is reserved now.
+    /// Kernels have reduced their reservations over the years, but not the minimum log size, so that older kernels can
+    /// mount new volumes. No kernel that knows parent pointers is as old: for volumes with them the current
+    /// reservations count.
     fn largest(&self) -> (u64, u32) {
         if self.of.shape.parent_pointers { self.largest_now() } else { self.largest_ever() }
     }
 
     fn largest_ever(&self) -> (u64, u32) {
-        // Changes of extents go on in further transactions, for all of which space is reserved at once.
+        // Extent changes continue in further transactions, for all of which space is reserved at once.
         let extents = if self.of.shape.reflink {
             8
         } else if self.of.shape.rmapbt {
@@ -203,12 +205,12 @@ impl<'a> Costs<'a> {
         if attr > reservation * u64::from(times) { (attr, 3) } else { (reservation, times) }
     }
 
-    /// Each name that is made or goes adds transactions in which its parent pointer does.
+    /// Each name that is made or removed adds transactions for its parent pointer.
     fn largest_now(&self) -> (u64, u32) {
         /// Transactions to set or remove an attribute.
         const ATTR: u32 = 3;
-        let Shape { reflink, rmapbt, .. } = self.of.shape;
-        // Of maps, of reference counts, of the reverse map.
+        let DepthInputs { reflink, rmapbt, .. } = self.of.shape;
+        // For maps, for refcounts, for the rmap tree.
         let intents = u32::from(reflink || rmapbt) + u32::from(reflink) + u32::from(rmapbt);
         let write = self.write_now();
         let dquots = write + Self::buffers(1, self.of.shape.block_size - 1);
@@ -227,7 +229,7 @@ impl<'a> Costs<'a> {
         if attr > largest.0 * u64::from(largest.1) { (attr, ATTR) } else { largest }
     }
 
-    /// Metadata buffers of `size` bytes, logged whole.
+    /// Metadata buffers of `size` bytes, logged as a whole.
     fn buffers(count: u64, size: u32) -> u64 {
         const OVERHEAD: u64 = 128;
         count * (u64::from(size) + OVERHEAD)
@@ -249,15 +251,15 @@ impl<'a> Costs<'a> {
     /// Dquots of user, group and project, before and after.
     const DQUOTS: u64 = 6 * 128;
 
-    /// Blocks that change when `count` extents are allocated or freed: both space trees may split at each level,
-    /// and the reverse map with them.
+    /// Blocks that change when `count` extents are allocated or freed: both free space trees may split on each level,
+    /// and the rmap tree with them.
     fn space_blocks(&self, count: u64) -> u64 {
         let split = |levels: u32| 2 * u64::from(levels.max(1)) - 1;
         let rmap = if self.levels.rmap > 0 { split(self.levels.rmap) } else { 0 };
         count * (2 * split(self.levels.alloc) + rmap)
     }
 
-    /// Blocks of the tree of reference counts that change with `count` extents.
+    /// Blocks of the refcount tree that change with `count` extents.
     fn refcount(&self, count: u64) -> u64 {
         if !self.of.shape.reflink {
             return 0;
@@ -265,12 +267,12 @@ impl<'a> Costs<'a> {
         self.blocks(count * (2 * u64::from(self.levels.refcount) - 1))
     }
 
-    /// Extents that are added to a file, in one transaction with their reference counts.
+    /// Extents that are added to a file, in one transaction with their refcounts.
     fn write(&self) -> u64 {
         Self::DQUOTS + self.write_alone() + self.refcount(1)
     }
 
-    /// In transactions of their own.
+    /// In separate transactions.
     fn write_now(&self) -> u64 {
         Self::DQUOTS + self.write_alone().max(self.refcount_alone(1))
     }
@@ -282,13 +284,13 @@ impl<'a> Costs<'a> {
         add.max(free)
     }
 
-    /// Extents that are taken from a file, in one transaction with their reference counts.
+    /// Extents that are removed from a file, in one transaction with their refcounts.
     fn truncate(&self) -> u64 {
         let (map, free) = self.truncate_alone();
         Self::DQUOTS + map.max(free) + self.refcount(4)
     }
 
-    /// In transactions of their own.
+    /// In separate transactions.
     fn truncate_now(&self) -> u64 {
         let (map, free) = self.truncate_alone();
         Self::DQUOTS + map.max(free).max(self.refcount_alone(2))
@@ -299,12 +301,12 @@ impl<'a> Costs<'a> {
         (map, self.sectors(9) + self.blocks(self.space_blocks(4)))
     }
 
-    /// Reference counts of `count` extents, in a transaction of their own.
+    /// Refcounts of `count` extents, in a transaction of their own.
     fn refcount_alone(&self, count: u64) -> u64 {
         if self.of.shape.reflink { self.sectors(count) + self.refcount(count) } else { 0 }
     }
 
-    /// Blocks that one change of a directory may touch.
+    /// Blocks that one directory change may touch.
     fn dir_blocks(&self) -> u64 {
         /// A path through a directory's index, a data block and a free-space block.
         const PATH: u64 = 7;
@@ -324,14 +326,14 @@ impl<'a> Costs<'a> {
         names.max(free)
     }
 
-    /// With the intents for parent pointers: of an exchange, or of a rename with what it replaces and what it leaves.
+    /// With the intents for parent pointers: of an exchange, or of a rename for what it replaces and what it moves.
     fn rename_now(&self) -> u64 {
         let intents = (2 * REPLACE_PARENT).max(REPLACE_PARENT + 2 * CHANGE_PARENT);
         let attr = self.attr_change().max(self.attr_removal());
         Self::DQUOTS + intents + self.rename_alone().max(attr)
     }
 
-    /// A path through a tree of inode chunks, and the space that it may need or give back.
+    /// A path through an inode tree, and the space that it may need or give back.
     fn inode_tree(&self) -> u64 {
         self.blocks(u64::from(self.levels.inode) + self.space_blocks(1))
     }
@@ -341,7 +343,7 @@ impl<'a> Costs<'a> {
     }
 
     fn symlink(&self) -> u64 {
-        /// What the experiment shows above the sum of known parts.
+        /// What the experiment shows beyond the sum of known parts.
         const REST: u64 = 136;
         let (entry, chunk) = self.create();
         Self::DQUOTS + (entry + REST).max(chunk) + SYMLINK_TARGET
@@ -354,7 +356,7 @@ impl<'a> Costs<'a> {
         Self::DQUOTS + CHANGE_PARENT + entry.max(chunk).max(self.attr_change()) + target
     }
 
-    /// A new inode and its name: of an inode that is there, or of a new chunk.
+    /// A new inode and its name: an existing free inode, or one in a new chunk.
     fn create(&self) -> (u64, u64) {
         let free_tree = if self.of.finobt { self.inode_tree() } else { 0 };
         let entry = self.inodes(2)
@@ -378,7 +380,7 @@ impl<'a> Costs<'a> {
             + self.blocks(self.space_blocks(1))
     }
 
-    /// A leaf's attribute, on a path through the fork.
+    /// A leaf attribute, on a path through the fork.
     fn attr_change(&self) -> u64 {
         Self::DQUOTS + self.inodes(1) + self.sectors(1) + self.blocks(ATTR_PATH)
     }
@@ -398,7 +400,7 @@ impl<'a> Costs<'a> {
         let map = u64::from(self.levels.attr_map);
         let maps = |entries: u64| entries.div_ceil(map_entries(block).into()) * (map - 1);
         let value = size.div_ceil(block.into());
-        // Volumes without parent pointers are asked for the maps of as many blocks as the value has bytes.
+        // For volumes without parent pointers, kernels reserve map blocks by the value's length in bytes.
         let mapped = if self.of.shape.parent_pointers { value } else { size };
         let steps = ATTR_PATH + ATTR_PATH * maps(1) + value + maps(mapped);
         self.attr_change() + steps * (self.sectors(1) + self.blocks(map))
@@ -409,13 +411,13 @@ impl<'a> Costs<'a> {
 mod tests {
     use super::*;
 
-    /// Block, inode, sector and directory block size; blocks a group; reflink, rmapbt, nrext64, parent; stripe unit.
+    /// Block, inode, sector and directory block size; blocks per group; reflink, rmapbt, nrext64, parent; stripe unit.
     type Case = ([u32; 4], u32, [bool; 4], u32);
 
     fn shape(([block, inode, sector, dir], ag_blocks, on, unit): Case) -> LogShape {
         let [reflink, rmapbt, nrext64, parent_pointers] = on;
         LogShape {
-            shape: Shape {
+            shape: DepthInputs {
                 block_size: block,
                 inode_size: inode,
                 ag_blocks,
@@ -504,7 +506,7 @@ mod tests {
     #[test]
     fn sizes_are_those_of_mkfs() {
         let of = shape(([4096, 512, 512, 4096], 19200, [true, false, false, false], 1));
-        let room = |most| Room { most, unasked: most };
+        let room = |most| LogRoom { most, unasked: most };
         let of_volume = |blocks| choose(None, &of, blocks, room(u64::MAX), true);
         // As xfsprogs makes it with `--unsupported`.
         assert_eq!(of_volume(4096), Ok(1368));

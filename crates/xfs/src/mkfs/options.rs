@@ -4,10 +4,10 @@ use super::groups::Groups;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::Uuid;
 
-/// Features that may be on or off.
+/// Features that can be on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Features {
-    /// A tree of chunks with free inodes in each group.
+    /// A free inode tree in each group.
     pub finobt: bool,
     /// The AGI counts the blocks of the inode trees. Needs `finobt`.
     pub inobt_counts: bool,
@@ -19,7 +19,7 @@ pub struct Features {
     pub bigtime: bool,
     /// Extent counts may be 64-bit.
     pub nrext64: bool,
-    /// A reverse map in each group.
+    /// An rmap tree in each group.
     pub rmapbt: bool,
     /// The log may hold exchanges of file content.
     pub exchange: bool,
@@ -28,11 +28,11 @@ pub struct Features {
 }
 
 impl Features {
-    /// The long-term kernels of which [`of_kernel`](Self::of_kernel) knows the set, the oldest first.
+    /// The long-term kernels whose set [`of_kernel`](Self::of_kernel) knows, oldest first.
     pub const KERNELS: [&str; 8] = ["4.19", "5.4", "5.10", "5.15", "6.1", "6.6", "6.12", "6.18"];
 
-    /// What `mkfs.xfs` has on for volumes that a long-term kernel and all later ones mount: the features that were its
-    /// defaults when that kernel came out. `None`: no kernel of that name is known.
+    /// The features for volumes that a long-term kernel and all later ones mount: the defaults of `mkfs.xfs` when that
+    /// kernel came out. `None` if no kernel of that name is known.
     pub fn of_kernel(name: &str) -> Option<Self> {
         let place = |name| Self::KERNELS.iter().position(|known| *known == name);
         let at = place(name)?;
@@ -52,45 +52,45 @@ impl Features {
 }
 
 impl Default for Features {
-    /// The set of the newest: what `mkfs.xfs` of xfsprogs 6.18 has on.
+    /// The newest set: the defaults of `mkfs.xfs` from xfsprogs 6.18.
     fn default() -> Self {
         Self::of_kernel(Self::KERNELS[Self::KERNELS.len() - 1]).expect("its set is known")
     }
 }
 
-/// What is wanted. UUID and time are part of it, so that the same options give the same volume.
+/// What is wanted. UUID and time are included, so that the same options give the same volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Bytes of the volume; `None`: as many as the device has.
+    /// The volume's size in bytes. `None`: that of the device.
     pub size: Option<u64>,
-    /// Bytes a block: a power of two from 1024 to 65536.
+    /// Bytes per block: a power of two from 1024 to 65536.
     pub block_size: u32,
-    /// Bytes a sector: a power of two from 512 to 32768, and no more than a block.
+    /// Bytes per sector: a power of two from 512 to 32768, and at most a block.
     pub sector_size: u32,
-    /// Bytes an inode: 512, 1024 or 2048, and no more than half a block.
+    /// Bytes per inode: 512, 1024 or 2048, and at most half a block.
     pub inode_size: u32,
-    /// Bytes a directory block, from a block to 65536; `None`: 4096, or a block where that is more.
+    /// Bytes per directory block, from a block to 65536. `None`: 4096, or a block if that is larger.
     pub dir_block_size: Option<u32>,
-    /// Bytes of the log; `None`: by the volume's size.
+    /// The log's size in bytes. `None`: by the volume's size.
     pub log_size: Option<u64>,
-    /// How the volume is cut into groups.
+    /// How the volume is divided into groups.
     pub groups: Groups,
     /// The label: up to 12 bytes, none of them 0.
     pub label: Vec<u8>,
-    /// The UUID. All zeroes is none, and is refused.
+    /// The UUID. All zeroes mean none, and are refused.
     pub uuid: Uuid,
-    /// When the root directory was made.
+    /// The time when the root directory is made.
     pub time: Timestamp,
-    /// What is on and off.
+    /// The features that are on or off.
     pub features: Features,
-    /// Whether volumes are made that `mkfs.xfs` takes only with `--unsupported`: below 300 MiB, of one group, with
-    /// a log below 64 MiB. The kernel mounts them; they are slow, and one group has no second superblock. For
+    /// Whether to make volumes that `mkfs.xfs` makes only with `--unsupported`: below 300 MiB, with one group, or with
+    /// a log below 64 MiB. The kernel mounts them. They are slow, and with one group there is no second superblock. For
     /// tests, and for images that stay small.
     pub small: bool,
 }
 
 impl Options {
-    /// What `mkfs.xfs` does unasked, on sectors of 512 bytes.
+    /// The defaults of `mkfs.xfs` on 512-byte sectors.
     pub fn new(uuid: Uuid, time: Timestamp) -> Self {
         Self {
             size: None,

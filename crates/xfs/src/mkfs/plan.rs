@@ -1,13 +1,13 @@
-//! From options to a layout: all decisions, and all refusals, before anything is written.
+//! From options to a layout: all decisions and all refusals, before anything is written.
 
 use super::groups::{Cut, GROUP_BYTES_MIN, cut};
-use super::layout::{INODES_USED, Layout, Root, chunk_blocks, header_blocks};
-use super::levels::{Levels, Shape};
+use super::layout::{INODES_USED, TreeRoot, VolumeLayout, chunk_blocks, header_blocks};
+use super::levels::{DepthInputs, Levels};
 use super::log_size::{self, LogShape};
 use super::options::{Features, Options};
 use super::structures::seal;
 use crate::error::mkfs::Refusal;
-use xfs_format::feature_table::{Feature, Mark, TABLE};
+use xfs_format::feature_table::{Feature, FeatureMark, TABLE};
 use xfs_format::features::{Features2, Incompat, RoCompat, VersionFlags};
 use xfs_format::geometry::Geometry;
 use xfs_format::kernels::Kernel;
@@ -15,15 +15,15 @@ use xfs_format::superblock::{MAGIC, RawSuperblock, Superblock};
 use xfs_format::timestamp::Timestamp;
 use zerocopy::FromZeros;
 
-/// The least volume that `mkfs.xfs` makes unasked.
+/// The minimum size of a volume that `mkfs.xfs` makes by default.
 const BYTES_USUAL: u64 = 300 << 20;
-/// Bytes of a buffer of inodes, for inodes of 256 bytes; those of larger ones are larger.
+/// Bytes of an inode cluster for inodes of 256 bytes. Larger inodes have larger clusters.
 const CLUSTER_BYTES: u32 = 8192;
-/// Bytes of a realtime extent, which no volume has but each superblock names.
+/// Bytes of a realtime extent. No volume has any, but each superblock names the size.
 const REALTIME_EXTENT: u32 = 4096;
 
-/// Decides where everything lies on a device of `device_bytes` bytes.
-pub fn plan(options: &Options, device_bytes: u64) -> Result<Layout, Refusal> {
+/// Decides on the layout for a device of `device_bytes` bytes.
+pub fn plan(options: &Options, device_bytes: u64) -> Result<VolumeLayout, Refusal> {
     check_sizes(options)?;
     check_rest(options)?;
     let size = options.size.unwrap_or(device_bytes);
@@ -42,7 +42,7 @@ pub fn plan(options: &Options, device_bytes: u64) -> Result<Layout, Refusal> {
     if let Some(refusal) = too_small(cut.data_blocks << block_log) {
         return Err(refusal);
     }
-    Draft { options, cut, block_log }.finish()
+    LayoutDraft { options, cut, block_log }.finish()
 }
 
 fn check_sizes(options: &Options) -> Result<(), Refusal> {
@@ -90,18 +90,18 @@ struct LogPlace {
 }
 
 /// A layout under construction: sizes and groups are known.
-struct Draft<'a> {
+struct LayoutDraft<'a> {
     options: &'a Options,
     cut: Cut,
     block_log: u8,
 }
 
-impl Draft<'_> {
-    fn finish(&self) -> Result<Layout, Refusal> {
+impl LayoutDraft<'_> {
+    fn finish(&self) -> Result<VolumeLayout, Refusal> {
         let log = self.place_log()?;
         let raw = self.superblock(log);
         let superblock = Superblock::parse(&seal(&raw)).expect("what is planned is sound");
-        let layout = Layout {
+        let layout = VolumeLayout {
             geometry: Geometry::from_superblock(&superblock),
             superblock,
             features: self.options.features,
@@ -112,14 +112,14 @@ impl Draft<'_> {
         Ok(layout)
     }
 
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> DepthInputs {
         let Features { reflink, rmapbt, nrext64, parent_pointers, .. } = self.options.features;
         let Options { block_size, inode_size, .. } = *self.options;
         let ag_blocks = self.cut.ag_blocks;
-        Shape { block_size, inode_size, ag_blocks, reflink, rmapbt, nrext64, parent_pointers }
+        DepthInputs { block_size, inode_size, ag_blocks, reflink, rmapbt, nrext64, parent_pointers }
     }
 
-    /// Bytes to which log writes are padded: blocks, where sectors are larger than the log's unit.
+    /// Bytes to which log writes are padded: blocks, if sectors are larger than the log's unit.
     fn stripe_unit(&self) -> u32 {
         if self.options.sector_size > 512 { self.options.block_size } else { 1 }
     }
@@ -135,7 +135,7 @@ impl Draft<'_> {
     /// Blocks of headers and roots.
     fn fixed_blocks(&self) -> u32 {
         header_blocks(self.options.sector_size, self.block_log)
-            + Root::of(&self.options.features).count() as u32
+            + TreeRoot::of(&self.options.features).count() as u32
     }
 
     fn inodes_per_block(&self) -> u32 {
@@ -146,12 +146,12 @@ impl Draft<'_> {
         chunk_blocks(self.inodes_per_block().trailing_zeros() as u8)
     }
 
-    /// Blocks of a buffer of inodes, by which pieces of sparse chunks are aligned.
+    /// Blocks of an inode cluster, to which parts of sparse chunks are aligned.
     fn cluster_blocks(&self) -> u32 {
         (CLUSTER_BYTES * (self.options.inode_size / 256)) >> self.block_log
     }
 
-    /// Blocks by which chunks are aligned. 0: they are smaller than a block.
+    /// Alignment of chunks in blocks. 0: they are smaller than a block.
     fn inode_align(&self) -> u32 {
         if self.options.features.sparse_inodes {
             (64 * self.options.inode_size) >> self.block_log
@@ -162,7 +162,7 @@ impl Draft<'_> {
 
     fn group_blocks(&self, ag: u32) -> u32 {
         let (before, all) = (u64::from(ag) * u64::from(self.cut.ag_blocks), u64::from(self.cut.ag_blocks));
-        // No more than `ag_blocks`.
+        // At most `ag_blocks`.
         (self.cut.data_blocks - before).min(all) as u32
     }
 
@@ -172,7 +172,7 @@ impl Draft<'_> {
         self.group_blocks(ag).saturating_sub(self.fixed_blocks() + self.agfl_blocks() + first + 1)
     }
 
-    /// The log lies in the group in the middle; where that is the last one and too small, in the first.
+    /// The log goes into the group in the middle. If that is the last one and too small, into the first.
     fn place_log(&self) -> Result<LogPlace, Refusal> {
         let middle = self.cut.ag_count / 2;
         let room = self.log_room(middle).max(self.log_room(0));
@@ -184,15 +184,15 @@ impl Draft<'_> {
             stripe_unit: self.stripe_unit(),
         };
         let Options { log_size, small, .. } = *self.options;
-        // What mkfs.xfs takes for usable: it counts the free list of a group with no more than two small trees.
+        // What mkfs.xfs counts as usable: it assumes an AGFL for no more than two small trees.
         let usable = self.cut.ag_blocks.saturating_sub(self.fixed_blocks() + AGFL_USUAL + 1);
-        let room = log_size::Room { most: room.into(), unasked: room.min(usable).into() };
+        let room = log_size::LogRoom { most: room.into(), unasked: room.min(usable).into() };
         let blocks = log_size::choose(log_size, &shape, self.cut.data_blocks, room, small)?;
         let ag = if blocks <= self.log_room(middle) { middle } else { 0 };
         Ok(LogPlace { ag, blocks })
     }
 
-    /// Number of the root directory: the first inode of the first chunk.
+    /// The root directory's number: the first inode of the first chunk.
     fn root_inode(&self, log: LogPlace) -> u64 {
         let log_blocks = if log.ag == 0 { log.blocks } else { 0 };
         let first = self.fixed_blocks() + log_blocks + self.agfl_blocks();
@@ -200,7 +200,7 @@ impl Draft<'_> {
         u64::from(block) * u64::from(self.inodes_per_block())
     }
 
-    /// Percent of the volume that inodes may take.
+    /// The part of the volume that inodes may take, in percent.
     fn max_inode_percent(&self) -> u8 {
         match self.cut.data_blocks << self.block_log {
             0..0x100_0000_0000 => 25,
@@ -231,7 +231,7 @@ impl Draft<'_> {
         raw.agcount = self.cut.ag_count.into();
         raw.logblocks = log.blocks.into();
         raw.versionnum = (5 | version_flags(large_sectors, options.features.parent_pointers).bits()).into();
-        // Sector and inode sizes, and inodes a block, are 32768 at most.
+        // Sector size, inode size and inodes per block are at most 32768.
         raw.sectsize = (options.sector_size as u16).into();
         raw.inodesize = (options.inode_size as u16).into();
         raw.inopblock = (self.inodes_per_block() as u16).into();
@@ -264,20 +264,20 @@ impl Draft<'_> {
     }
 }
 
-/// Blocks of a free list that two small trees may want.
+/// Blocks of an AGFL for two small trees.
 const AGFL_USUAL: u32 = 4;
 
-/// Blocks that a group keeps for splits of its trees. Trees have one level now; each split up to a new root takes
-/// two blocks, and a tree that can never have more than one level takes none. `xfs_repair` from 6.11 on works the
-/// root directory's place out of this; older ones expected two blocks of trees that cannot grow.
-fn agfl_blocks(shape: &Shape) -> u32 {
+/// Blocks that a group keeps for splits of its trees. Trees have one level now. Each split up to a new root takes two
+/// blocks; a tree that can never have more than one level takes none. `xfs_repair` from 6.11 on computes the root
+/// directory's place from this. Older ones assumed two blocks for trees that cannot grow.
+fn agfl_blocks(shape: &DepthInputs) -> u32 {
     let levels = Levels::of(shape);
     let splits = |levels: u32| 2 * levels.clamp(1, 2) - 2;
     2 * splits(levels.alloc) + splits(levels.rmap)
 }
 
-impl Layout {
-    /// That of a volume which is there, so that it can get more groups: where everything would lie in a new one.
+impl VolumeLayout {
+    /// The layout of new groups in an existing volume that grows.
     pub(crate) fn of_volume(superblock: &Superblock) -> Self {
         let (ro, incompat) = (superblock.ro_compat(), superblock.incompat());
         Self {
@@ -295,7 +295,7 @@ impl Layout {
                 parent_pointers: incompat.contains(Incompat::PARENT),
             },
             time: Timestamp::default(),
-            agfl_blocks: agfl_blocks(&Shape::of(superblock)),
+            agfl_blocks: agfl_blocks(&DepthInputs::of(superblock)),
         }
     }
 }
@@ -308,7 +308,7 @@ fn version_flags(large_sectors: bool, attributes: bool) -> VersionFlags {
         | VersionFlags::DIRV2
         | VersionFlags::MOREBITS;
     flags.set(VersionFlags::SECTOR, large_sectors);
-    // Parent pointers are attributes: there will be some.
+    // Parent pointers are attributes, so there will be some.
     flags.set(VersionFlags::ATTR, attributes);
     flags
 }
@@ -332,23 +332,23 @@ fn incompat(features: &Features) -> Incompat {
     bits
 }
 
-/// Rows of the table for features of a volume that is wanted.
+/// Rows of the feature table for the features of a new volume.
 fn rows(features: &Features) -> impl Iterator<Item = &'static Feature> + use<> {
     let (ro_compat, incompat) = (ro_compat(features), incompat(features));
     TABLE.iter().filter(move |row| match row.mark {
-        Mark::RoCompat(bit) => ro_compat.contains(bit),
-        Mark::Incompat(bit) => incompat.contains(bit),
+        FeatureMark::RoCompat(bit) => ro_compat.contains(bit),
+        FeatureMark::Incompat(bit) => incompat.contains(bit),
         _ => false,
     })
 }
 
-/// Features of a volume that is wanted because of which it could not be written: their names.
+/// The names of the features because of which the new volume could not be written.
 pub fn unwritable(features: &Features) -> Vec<String> {
     rows(features).filter(|row| !row.support.written).map(|row| row.name.to_owned()).collect()
 }
 
 impl Features {
-    /// Of those that are on, the names of what a kernel does not write.
+    /// The names of features that are on and that a kernel does not write.
     pub fn unknown_to(&self, kernel: Kernel) -> Vec<&'static str> {
         let unknown = |row: &&Feature| row.mark.since().written.is_none_or(|since| since > kernel);
         rows(self).filter(unknown).map(|row| row.name).collect()
@@ -363,7 +363,7 @@ mod tests {
     use xfs_format::types::{AgNumber, Uuid};
 
     fn options() -> Options {
-        let time = Timestamp { secs: 1_700_000_000, nanos: 5 };
+        let time = Timestamp { seconds: 1_700_000_000, nanoseconds: 5 };
         Options { small: true, ..Options::new(Uuid([7; 16]), time) }
     }
 
@@ -373,8 +373,8 @@ mod tests {
         plan(&options, device).unwrap_err()
     }
 
-    /// Every block of every group belongs to exactly one part, and counts agree.
-    fn check(layout: &Layout) {
+    /// Every block of every group belongs to exactly one part, and the counts agree.
+    fn check(layout: &VolumeLayout) {
         let geometry = layout.geometry();
         let (mut free, mut listed) = (0, 0);
         for ag in (0..geometry.ag_count()).map(AgNumber) {
@@ -413,7 +413,7 @@ mod tests {
                     match plan(&options, size) {
                         Ok(layout) => check(&layout),
                         Err(Refusal::SectorSize { .. } | Refusal::InodeSize { .. }) => continue,
-                        // Small volumes may be too small for their log, and no others.
+                        // Small volumes may be too small for their log, but no others.
                         Err(Refusal::LogRoom { .. }) if size <= 300 << 20 => continue,
                         Err(other) => panic!("{options:?} on {size}: {other}"),
                     }
@@ -424,7 +424,7 @@ mod tests {
         assert!(planned > 3000, "{planned}");
     }
 
-    /// What the table of features calls made is what is made, and what it calls written can be filled.
+    /// What the feature table calls "made" can be made, and what it calls "written" can be filled.
     #[test]
     fn the_table_of_features_knows_what_is_made() {
         for bits in 0..256 {
@@ -464,7 +464,7 @@ mod tests {
         let features = Features::of_kernel("6.18").unwrap();
         let layout = plan(&Options { small: false, features, ..options() }, 300 << 20).unwrap();
         let raw = layout.superblock().raw();
-        // As xfs_db shows them of a volume of xfsprogs 7.2.
+        // As xfs_db shows them for a volume from xfsprogs 7.2.
         assert_eq!((raw.logstart.get(), raw.logblocks.get()), (65543, 16384));
         assert_eq!((raw.rootino.get(), raw.icount.get(), raw.ifree.get()), (128, 64, 61));
         assert_eq!((raw.fdblocks.get(), raw.versionnum.get()), (60380, 0xb4b5));
@@ -497,9 +497,9 @@ mod tests {
         assert_eq!(refused(|o| o.dir_block_size = Some(1 << 17), large), dir(1 << 17));
         assert_eq!(refused(|o| o.label = vec![b'x'; 13], large), Refusal::Label);
         assert_eq!(refused(|o| o.uuid = Uuid([0; 16]), large), Refusal::Uuid);
-        assert_eq!(refused(|o| o.time.secs = i64::MAX, large), Refusal::Time);
-        assert_eq!(refused(|o| o.time.nanos = 1_000_000_000, large), Refusal::Time);
-        let legacy = |o: &mut Options| (o.features.bigtime, o.time.secs) = (false, 1 << 31);
+        assert_eq!(refused(|o| o.time.seconds = i64::MAX, large), Refusal::Time);
+        assert_eq!(refused(|o| o.time.nanoseconds = 1_000_000_000, large), Refusal::Time);
+        let legacy = |o: &mut Options| (o.features.bigtime, o.time.seconds) = (false, 1 << 31);
         assert_eq!(refused(legacy, large), Refusal::Time);
         assert!(matches!(refused(|o| o.features.finobt = false, large), Refusal::Feature { .. }));
         let size = |o: &mut Options| o.size = Some(large + 1);

@@ -1,14 +1,15 @@
 //! The bytes of a new volume: headers and roots of its groups, and the first inodes.
 //!
-//! All structures are complete when they leave here: identity, counts, checksum. LSNs are 0: nothing was logged.
+//! All structures are complete here: identity, counts, checksum. LSNs are 0, because nothing was logged.
 
-use super::layout::{Extent, GroupLayout, INODES_USED, Layout, Root};
+use super::layout::{Extent, GroupLayout, INODES_USED, TreeRoot, VolumeLayout};
 use xfs_format::ag::{Agf, AgflHeader, Agi};
-use xfs_format::btree::{Bnobt, Cntbt, Finobt, Inobt, Refcountbt, Rmapbt, ShortHeader, Tree};
+use xfs_format::btree::{Bnobt, Cntbt, Finobt, Inobt, Refcountbt, Rmapbt, Tree};
 use xfs_format::checksum;
 use xfs_format::identity::stamp;
 use xfs_format::inode::{CORE_LEN_V3, MAGIC as INODE_MAGIC};
 use xfs_format::inode::{ForkFormat, ForkInfo, InodeCore, InodeFlags, InodeFlags2, InodeType};
+use xfs_format::node_mut::{NO_BLOCK, NewBlock, NodeMut};
 use xfs_format::records::{AllocRecord, INODES_PER_CHUNK, InobtRecord, RmapRecord};
 use xfs_format::superblock::{CRC_OFFSET, RawSuperblock};
 use xfs_format::timestamp::Timestamp;
@@ -16,12 +17,12 @@ use xfs_format::types::{AgBlock, AgInode, AgNumber, InodeNumber, Lsn};
 use zerocopy::byteorder::big_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
-/// The first slot of the AGFL that is used, where `mkfs.xfs` begins, too.
+/// The first used slot of the AGFL. `mkfs.xfs` begins there, too.
 const AGFL_FIRST: u32 = 1;
 /// An empty directory in the inode: no entries, no long inode numbers, the parent.
 const EMPTY_DIR_LEN: usize = 6;
 
-/// A superblock as a whole sector, with its checksum.
+/// A superblock as a whole sector with its checksum.
 pub(crate) fn seal(raw: &RawSuperblock) -> Vec<u8> {
     let mut sector = vec![0; usize::from(raw.sectsize.get())];
     put(&mut sector, raw);
@@ -34,8 +35,8 @@ fn put(to: &mut [u8], what: &(impl IntoBytes + Immutable)) {
     to[..bytes.len()].copy_from_slice(bytes);
 }
 
-/// Writes headers and roots of a group, the blocks with which it begins, into `to`, which is zeroed and as long.
-pub(super) fn fill_group(layout: &Layout, group: &GroupLayout, to: &mut [u8]) {
+/// Writes headers and roots of a group, the blocks at its start, into `to`, which is zeroed and has their length.
+pub(super) fn fill_group(layout: &VolumeLayout, group: &GroupLayout, to: &mut [u8]) {
     let geometry = &layout.geometry;
     let sector = geometry.sector_size as usize;
     let mut sectors = to.chunks_exact_mut(sector);
@@ -48,20 +49,21 @@ pub(super) fn fill_group(layout: &Layout, group: &GroupLayout, to: &mut [u8]) {
     header(&|to| put(to, &agf(layout, group)));
     header(&|to| put(to, &agi(layout, group)));
     header(&|to| fill_agfl(layout, group, to));
-    for root in Root::of(&layout.features) {
+    for root in TreeRoot::of(&layout.features) {
         fill_root(layout, group, root, to);
     }
 }
 
-pub(crate) fn agf(layout: &Layout, group: &GroupLayout) -> Agf {
+pub(crate) fn agf(layout: &VolumeLayout, group: &GroupLayout) -> Agf {
     let root = |root| layout.root(root).map_or(0, |block| block.0);
     let level = |root| U32::from(u32::from(layout.root(root).is_some()));
     let mut agf = Agf::new(group.ag, group.blocks, layout.geometry.meta_uuid);
-    (agf.bno_root, agf.bno_level) = (root(Root::Bnobt).into(), level(Root::Bnobt));
-    (agf.cnt_root, agf.cnt_level) = (root(Root::Cntbt).into(), level(Root::Cntbt));
-    (agf.rmap_root, agf.rmap_level) = (root(Root::Rmapbt).into(), level(Root::Rmapbt));
+    (agf.bno_root, agf.bno_level) = (root(TreeRoot::Bnobt).into(), level(TreeRoot::Bnobt));
+    (agf.cnt_root, agf.cnt_level) = (root(TreeRoot::Cntbt).into(), level(TreeRoot::Cntbt));
+    (agf.rmap_root, agf.rmap_level) = (root(TreeRoot::Rmapbt).into(), level(TreeRoot::Rmapbt));
     agf.rmap_blocks = agf.rmap_level;
-    (agf.refcount_root, agf.refcount_level) = (root(Root::Refcountbt).into(), level(Root::Refcountbt));
+    (agf.refcount_root, agf.refcount_level) =
+        (root(TreeRoot::Refcountbt).into(), level(TreeRoot::Refcountbt));
     agf.refcount_blocks = agf.refcount_level;
     agf.flfirst = AGFL_FIRST.into();
     agf.fllast = (AGFL_FIRST + group.agfl.blocks - 1).into();
@@ -71,11 +73,11 @@ pub(crate) fn agf(layout: &Layout, group: &GroupLayout) -> Agf {
     agf
 }
 
-pub(crate) fn agi(layout: &Layout, group: &GroupLayout) -> Agi {
+pub(crate) fn agi(layout: &VolumeLayout, group: &GroupLayout) -> Agi {
     let mut agi = Agi::new(group.ag, group.blocks, layout.geometry.meta_uuid);
-    agi.root = layout.root(Root::Inobt).map_or(0, |block| block.0).into();
+    agi.root = layout.root(TreeRoot::Inobt).map_or(0, |block| block.0).into();
     agi.level = 1.into();
-    if let Some(root) = layout.root(Root::Finobt) {
+    if let Some(root) = layout.root(TreeRoot::Finobt) {
         (agi.free_root, agi.free_level) = (root.0.into(), 1.into());
     }
     if layout.features.inobt_counts {
@@ -91,11 +93,11 @@ pub(crate) fn agi(layout: &Layout, group: &GroupLayout) -> Agi {
 }
 
 /// The first inode of a run of blocks.
-fn first_inode(layout: &Layout, extent: Extent) -> AgInode {
+fn first_inode(layout: &VolumeLayout, extent: Extent) -> AgInode {
     AgInode(extent.start.0 << layout.geometry.inodes_per_block_log)
 }
 
-fn fill_agfl(layout: &Layout, group: &GroupLayout, to: &mut [u8]) {
+fn fill_agfl(layout: &VolumeLayout, group: &GroupLayout, to: &mut [u8]) {
     put(to, &AgflHeader::new(group.ag, layout.geometry.meta_uuid));
     let slots = to[size_of::<AgflHeader>()..].chunks_exact_mut(4);
     for (index, slot) in (0_u32..).zip(slots) {
@@ -107,49 +109,44 @@ fn fill_agfl(layout: &Layout, group: &GroupLayout, to: &mut [u8]) {
     }
 }
 
-fn fill_root(layout: &Layout, group: &GroupLayout, root: Root, to: &mut [u8]) {
+fn fill_root(layout: &VolumeLayout, group: &GroupLayout, root: TreeRoot, to: &mut [u8]) {
     let free = || group.free.iter().map(|extent| AllocRecord::new(extent.start, extent.blocks));
     match root {
-        Root::Bnobt => fill_leaf::<Bnobt>(layout, group, root, to, free().collect()),
-        Root::Cntbt => {
+        TreeRoot::Bnobt => fill_leaf::<Bnobt>(layout, group, root, to, &free().collect::<Vec<_>>()),
+        TreeRoot::Cntbt => {
             let mut records: Vec<_> = free().collect();
             records.sort_by_key(Cntbt::record_rank);
-            fill_leaf::<Cntbt>(layout, group, root, to, records);
+            fill_leaf::<Cntbt>(layout, group, root, to, &records);
         }
-        Root::Inobt => fill_leaf::<Inobt>(layout, group, root, to, chunks(layout, group)),
-        Root::Finobt => fill_leaf::<Finobt>(layout, group, root, to, chunks(layout, group)),
-        Root::Rmapbt => fill_leaf::<Rmapbt>(layout, group, root, to, owners(layout, group)),
-        Root::Refcountbt => fill_leaf::<Refcountbt>(layout, group, root, to, Vec::new()),
+        TreeRoot::Inobt => fill_leaf::<Inobt>(layout, group, root, to, &chunks(layout, group)),
+        TreeRoot::Finobt => fill_leaf::<Finobt>(layout, group, root, to, &chunks(layout, group)),
+        TreeRoot::Rmapbt => fill_leaf::<Rmapbt>(layout, group, root, to, &owners(layout, group)),
+        TreeRoot::Refcountbt => fill_leaf::<Refcountbt>(layout, group, root, to, &[]),
     }
 }
 
-/// Writes a root that is a leaf. There are ten records at most, which fit the smallest block.
+/// Writes a root that is a leaf. There are at most ten records, which fit into the smallest block.
 fn fill_leaf<T: Tree>(
-    layout: &Layout,
+    layout: &VolumeLayout,
     group: &GroupLayout,
-    root: Root,
+    root: TreeRoot,
     to: &mut [u8],
-    records: Vec<T::Record>,
-) where
-    T::Record: IntoBytes,
-{
+    records: &[T::Record],
+) {
     let Some(block) = layout.root(root) else { return };
     let geometry = &layout.geometry;
     let daddr = geometry.daddr_of(group.ag, block);
-    let mut header = ShortHeader::new::<T>(0, group.ag, daddr, geometry.meta_uuid);
-    header.numrecs = (records.len() as u16).into();
     let size = geometry.block_size as usize;
     let to = &mut to[block.0 as usize * size..][..size];
-    put(to, &header);
-    let body = &mut to[T::header_len(true)..];
-    for (slot, record) in body.chunks_exact_mut(size_of::<T::Record>()).zip(&records) {
-        slot.copy_from_slice(record.as_bytes());
-    }
+    let siblings = (NO_BLOCK, NO_BLOCK);
+    let birth = NewBlock { level: 0, siblings, daddr, uuid: geometry.meta_uuid, owner: group.ag.0.into() };
+    let leaf = NodeMut::<T>::create(to, &birth).map(|mut leaf| leaf.set_records(records));
+    debug_assert!(leaf.is_ok(), "a block has room for a header");
     stamp(to, Lsn(0));
 }
 
-/// Chunks of a group: those of the first inodes; a block may hold two.
-fn chunks(layout: &Layout, group: &GroupLayout) -> Vec<InobtRecord> {
+/// Chunks of a group: those of the first inodes. A block may have two chunks.
+fn chunks(layout: &VolumeLayout, group: &GroupLayout) -> Vec<InobtRecord> {
     let Some(inodes) = group.inodes else { return Vec::new() };
     let count = inodes.blocks << layout.geometry.inodes_per_block_log;
     let first = first_inode(layout, inodes).0;
@@ -162,14 +159,14 @@ fn chunks(layout: &Layout, group: &GroupLayout) -> Vec<InobtRecord> {
         .collect()
 }
 
-/// Who owns which blocks of a group; neighbours of one owner are one record.
-fn owners(layout: &Layout, group: &GroupLayout) -> Vec<RmapRecord> {
+/// The owners of a group's blocks. Neighbouring blocks of one owner are one record.
+fn owners(layout: &VolumeLayout, group: &GroupLayout) -> Vec<RmapRecord> {
     let headers = Extent { start: AgBlock(0), blocks: layout.header_blocks() };
-    let roots = Root::of(&layout.features).filter_map(|root| {
+    let roots = TreeRoot::of(&layout.features).filter_map(|root| {
         let owner = match root {
-            Root::Bnobt | Root::Cntbt | Root::Rmapbt => RmapRecord::OWNER_SPACE_TREES,
-            Root::Inobt | Root::Finobt => RmapRecord::OWNER_INODE_TREES,
-            Root::Refcountbt => RmapRecord::OWNER_REFCOUNT_TREE,
+            TreeRoot::Bnobt | TreeRoot::Cntbt | TreeRoot::Rmapbt => RmapRecord::OWNER_SPACE_TREES,
+            TreeRoot::Inobt | TreeRoot::Finobt => RmapRecord::OWNER_INODE_TREES,
+            TreeRoot::Refcountbt => RmapRecord::OWNER_REFCOUNT_TREE,
         };
         Some((Extent { start: layout.root(root)?, blocks: 1 }, owner))
     });
@@ -195,7 +192,7 @@ fn owners(layout: &Layout, group: &GroupLayout) -> Vec<RmapRecord> {
 }
 
 /// The blocks of the first inodes.
-pub(super) fn inode_blocks(layout: &Layout, inodes: Extent) -> Vec<u8> {
+pub(super) fn inode_blocks(layout: &VolumeLayout, inodes: Extent) -> Vec<u8> {
     let geometry = &layout.geometry;
     let mut bytes = vec![0; (inodes.blocks as usize) << geometry.block_log];
     let first = geometry.join_inode(AgNumber(0), first_inode(layout, inodes));
@@ -210,15 +207,15 @@ pub(super) fn inode_blocks(layout: &Layout, inodes: Extent) -> Vec<u8> {
     bytes
 }
 
-/// A directory without entries that is its own parent; the first inodes' numbers are short.
+/// An empty directory that is its own parent. The numbers of the first inodes are short.
 fn empty_dir(parent: InodeNumber) -> [u8; EMPTY_DIR_LEN] {
     let mut dir = [0; EMPTY_DIR_LEN];
     dir[2..].copy_from_slice(&(parent.0 as u32).to_be_bytes());
     dir
 }
 
-/// The inode at this place of the first chunk, and whether it is in use.
-fn inode(layout: &Layout, nth: u64) -> (InodeCore, bool) {
+/// The inode at this index of the first chunk, and whether it is in use.
+fn inode(layout: &VolumeLayout, nth: u64) -> (InodeCore, bool) {
     let features = &layout.features;
     let mut flags2 = InodeFlags2::empty();
     flags2.set(InodeFlags2::BIGTIME, features.bigtime);
@@ -232,7 +229,7 @@ fn inode(layout: &Layout, nth: u64) -> (InodeCore, bool) {
         gid: 0,
         nlink: 1,
         projid: 0,
-        // The realtime bitmap's is not a time but a sequence number, and begins with 0.
+        // For the realtime bitmap this is a sequence number, which begins with 0.
         atime: Timestamp::default(),
         mtime: time,
         ctime: time,

@@ -1,9 +1,10 @@
 //! Writing a layout to a device.
 //!
-//! Order: what might still pass for a volume is wiped first, and the new superblock written last, when all else is
-//! on stable storage. Whoever is interrupted leaves no volume, neither the old nor half a new one.
+//! The order: what might still pass for a volume is wiped first, and the new superblock is written last, when
+//! everything else is on stable storage. So an interruption leaves no volume, neither the old one nor half of a new
+//! one.
 
-use super::layout::{GroupLayout, Layout};
+use super::layout::{GroupLayout, VolumeLayout};
 use super::log_record;
 use super::structures::{fill_group, inode_blocks, seal};
 use crate::error::mkfs::Refusal;
@@ -18,22 +19,22 @@ pub enum Before {
     Zeroes,
     /// Anything may be there.
     Unknown,
-    /// Blocks of a volume with the same UUID may be there, from a log that was longer: recovery would take them for newer
-    /// than what the new log says.
+    /// There may be blocks of a volume with the same UUID and a longer log. Recovery would take them for newer than
+    /// what the new log has.
     SameUuid,
 }
 
-/// Bytes at both ends of the device in which other formats have their marks.
+/// Bytes at both ends of the device where other formats have their signatures.
 const MARKS_BYTES: u64 = 128 << 10;
 /// Bytes that are zeroed at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Makes the volume. What was on the device is lost.
+/// Makes the volume. The device's content is lost.
 ///
-/// Only headers, roots, first inodes and the start of the log are written; of a device of unknown content the rest
-/// of the log is read, and zeroed where it is not zero, so that holes of a sparse file stay holes. Where the UUID is not
-/// new, so is all of the volume.
-pub fn format(device: &dyn BlockDevice, layout: &Layout, before: Before) -> Result<()> {
+/// Only headers, roots, first inodes and the start of the log are written. On a device of unknown content, the rest of
+/// the log is read, and zeroed where it is not zero, so that holes of a sparse file stay holes. If the UUID is not new,
+/// the same is done for the whole volume.
+pub fn format(device: &dyn BlockDevice, layout: &VolumeLayout, before: Before) -> Result<()> {
     check_device(device, layout)?;
     if before != Before::Zeroes {
         wipe(device, layout)?;
@@ -51,7 +52,7 @@ pub fn format(device: &dyn BlockDevice, layout: &Layout, before: Before) -> Resu
     Ok(())
 }
 
-fn check_device(device: &dyn BlockDevice, layout: &Layout) -> Result<()> {
+fn check_device(device: &dyn BlockDevice, layout: &VolumeLayout) -> Result<()> {
     if device.is_read_only() {
         return Err(DeviceError::ReadOnly.into());
     }
@@ -65,8 +66,8 @@ fn check_device(device: &dyn BlockDevice, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that nothing takes the device for what it was.
-fn wipe(device: &dyn BlockDevice, layout: &Layout) -> Result<()> {
+/// Ensures that nothing takes the device for what it was.
+fn wipe(device: &dyn BlockDevice, layout: &VolumeLayout) -> Result<()> {
     let sector = u64::from(device.sector_size());
     device.write(0, &AlignedBuf::zeroed(layout.geometry.sector_size as usize), Durability::Volatile)?;
     device.flush()?;
@@ -76,7 +77,7 @@ fn wipe(device: &dyn BlockDevice, layout: &Layout) -> Result<()> {
     zero(device, start, device.size() - start)
 }
 
-/// Zeroes whole sectors, and writes only where something else is.
+/// Zeroes whole sectors, writing only where something else is.
 fn zero(device: &dyn BlockDevice, start: u64, len: u64) -> Result<()> {
     let mut buf = AlignedBuf::zeroed(CHUNK_BYTES.min(len) as usize);
     let zeroes = AlignedBuf::zeroed(buf.len());
@@ -92,10 +93,10 @@ fn zero(device: &dyn BlockDevice, start: u64, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// Writes all of a group but the first superblock.
+/// Writes all of a group except for the first superblock.
 pub(crate) fn write_group(
     device: &dyn BlockDevice,
-    layout: &Layout,
+    layout: &VolumeLayout,
     group: &GroupLayout,
     before: Before,
 ) -> Result<()> {
@@ -121,8 +122,8 @@ pub(crate) fn write_group(
     Ok(())
 }
 
-/// Writes the log's one record; whole sectors of the device, and no more than a block.
-fn write_log_record(device: &dyn BlockDevice, layout: &Layout, start: u64) -> Result<()> {
+/// Writes the log's only record, in whole sectors of the device, and at most one block.
+fn write_log_record(device: &dyn BlockDevice, layout: &VolumeLayout, start: u64) -> Result<()> {
     let geometry = &layout.geometry;
     let record = log_record::clean(geometry.uuid, layout.superblock.raw().logsunit.get())
         .map_err(|problem| Error::Corrupt { daddr: None, inode: None, problem })?;

@@ -1,10 +1,10 @@
-//! A fork of an inode, as directory, attribute and symlink code reads it.
+//! A fork of an inode as directory, attribute and symlink code reads it.
 
 use super::Mount;
 use crate::buf::{Buf, MAX_BUF_BYTES};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
-use crate::ifork::{ExtentList, pieces};
+use crate::ifork::{ExtentList, buf_maps};
 use crate::inode::{ForkKind, Inode};
 use std::sync::Arc;
 use xfs_format::error::FormatError;
@@ -38,7 +38,7 @@ impl<'a> InodeFork<'a> {
 }
 
 impl Mount {
-    /// One fork of an inode, for the directory, attribute and symlink walkers. `None`: there is no attribute fork.
+    /// One fork of an inode, for the directory, attribute and symlink code. `None` if there is no attribute fork.
     pub fn fork<'a>(&'a self, inode: &'a Inode, kind: ForkKind) -> Option<Box<dyn Fork + 'a>> {
         Some(Box::new(InodeFork::new(self, inode, kind)?))
     }
@@ -70,8 +70,19 @@ impl Fork for InodeFork<'_> {
         if blocks == 0 || u64::from(blocks) << geometry.block_log > MAX_BUF_BYTES {
             return Err(self.corrupt(verifier, "length", at));
         }
-        let pieces = pieces(geometry, self.inode.ino(), &*self.extents()?, at, blocks, verifier)?;
-        self.mount.bufs().read_pieces(&pieces, verifier).map_err(|error| error.of_inode(self.inode.ino()))
+        let maps = buf_maps(geometry, self.inode.ino(), &*self.extents()?, at, blocks, verifier)?;
+        self.mount.bufs().read_maps(&maps, verifier).map_err(|error| error.of_inode(self.inode.ino()))
+    }
+
+    fn read_in_order(
+        &self,
+        at: FileBlock,
+        blocks: u32,
+        verifier: &'static Verifier,
+        end: FileBlock,
+    ) -> Result<Buf> {
+        self.mount.read_fork_ahead(self.inode, self.kind, at..end, blocks, verifier);
+        self.read(at, blocks, verifier)
     }
 
     fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>> {

@@ -1,9 +1,10 @@
-//! Inodes of a volume: found, read, kept in memory; and the maps of their forks.
+//! Inodes of a volume: finding, reading and caching them, and the maps of their forks.
 
 use super::Mount;
-use crate::buf::AHEAD;
+use crate::buf::{AHEAD, BufMap};
 use crate::error::{Error, Result};
 use crate::ifork::{self, ExtentList, ForkKind, ForkState};
+use crate::imap::InodeBytes;
 use crate::inode::{Inode, InodeEntry, InodeHandle};
 use crate::refcount::SharedRun;
 use fileio::testing::point;
@@ -14,22 +15,25 @@ use xfs_format::error::FormatError;
 use xfs_format::inode::ForkFormat;
 use xfs_format::types::{FileBlock, FsBlock, InodeNumber, Lsn};
 
+/// How often an inode is looked for on disk while blocks are being freed. After that its group is locked.
+const LOOKS_MAX: u32 = 3;
+
 impl Mount {
-    /// Reads an inode, or finds it in the cache: the version that is committed now. An inode that is free is an error.
+    /// The committed version of an inode, from the cache or from disk. A free inode is an error.
     pub fn inode(&self, ino: InodeNumber) -> Result<Arc<Inode>> {
         Ok(self.entry(ino)?.current())
     }
 
-    /// As [`inode`](Self::inode), with its lock and whatever version is committed later.
+    /// Like [`inode`](Self::inode), but gives the entry, which has the lock and all later versions.
     pub fn entry(&self, ino: InodeNumber) -> Result<Arc<InodeEntry>> {
         let entry = match self.inodes.get(&ino) {
             Some(entry) => entry,
             None => self.read_inode(ino)?,
         };
-        if entry.peek().is_free() { Err(Error::NoSuchInode(ino)) } else { Ok(entry) }
+        if entry.snapshot().is_free() { Err(Error::NoSuchInode(ino)) } else { Ok(entry) }
     }
 
-    /// The file that has this number now, for whoever works with it later. One that is being freed is an error, too.
+    /// A handle of the file that has this number now. An inode that is being freed is an error, too.
     pub fn handle(&self, ino: InodeNumber) -> Result<InodeHandle> {
         let entry = self.entry(ino)?;
         let inode = entry.current();
@@ -37,41 +41,73 @@ impl Mount {
         if gone { Err(Error::NoSuchInode(ino)) } else { Ok(InodeHandle::new(entry, &inode)) }
     }
 
-    /// Reads an inode that is not in memory, or finds that another thread was faster.
+    /// Calls `work` with the committed version of an inode. Takes no lock if the inode was looked up recently. An inode
+    /// that is being freed is an error, too.
+    pub fn look_at_inode<R>(
+        &self,
+        ino: InodeNumber,
+        work: impl FnOnce(&InodeEntry, &Inode) -> R,
+    ) -> Result<R> {
+        let look = |entry: &InodeEntry| {
+            let inode = entry.snapshot();
+            entry.is_in_use(&inode).then(|| work(entry, &inode)).ok_or(Error::NoSuchInode(ino))
+        };
+        let recent = self.recent.find(ino);
+        match recent.as_ref().and_then(|recent| recent.entry()) {
+            Some(entry) => look(entry),
+            None => look(&*self.noted_entry(ino)?),
+        }
+    }
+
+    /// Reads an inode that is not in memory, or finds that another thread has just read it.
     fn read_inode(&self, ino: InodeNumber) -> Result<Arc<InodeEntry>> {
-        // The tree is read as it is being changed: one block of it may be of before a commit, and another of after it. That
-        // an inode is not to be found there is believed of those alone who keep changes off.
-        let mut still = None;
+        // The tree may change while it is read: one block may be older than a commit, and the next one newer. So "not
+        // found" is believed only while changes are locked out.
+        let (ag, _) = self.geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
+        let (mut still, mut looks) = (None, 0);
         loop {
-            let writes = self.bufs.writes();
+            let frees = self.bufs.writes().frees();
             if let Some(entry) = self.inodes.get(&ino) {
                 return Ok(entry);
             }
-            let found = self.inode_source().find(ino);
-            let parsed = found.and_then(|found| {
-                self.check_inode_lsn(ino, found.bytes())?;
-                Inode::parse(ino, &found, &self.geometry)
-            });
+            let parsed = self.look_for_inode(ino);
             point("an inode is read");
             match parsed {
-                // It may have been changed, written and forgotten since its cluster was looked at, or freed with it.
-                Ok(inode) => {
-                    if let Some(entry) =
-                        self.enter_if_newest(Arc::new(inode), || self.bufs.writes() == writes)
-                    {
+                Ok((inode, cluster, writes)) => {
+                    // No cluster of a locked group is freed.
+                    let frees = still.is_none().then_some(frees);
+                    if let Some(entry) = self.enter_if_newest(inode, cluster, writes, frees) {
+                        self.read_chunks_ahead(ino);
                         return Ok(entry);
                     }
+                    looks += 1;
                 }
                 Err(error) if still.is_some() || !self.is_writable() => return Err(error),
-                Err(error) => {
-                    let Some((ag, _)) = self.geometry.split_inode(ino) else { return Err(error) };
-                    still = Some(self.inode_source().keep_still(ag)?);
-                }
+                Err(_) => looks = LOOKS_MAX,
+            }
+            if looks >= LOOKS_MAX && still.is_none() {
+                still = Some(self.imap_source().keep_still(ag)?);
             }
         }
     }
 
-    /// An inode that is newer than the log may be read, and not changed: a crash would lose that.
+    /// An inode as it is on disk, its cluster, and the cluster's write count from before it was read.
+    fn look_for_inode(&self, ino: InodeNumber) -> Result<(Inode, BufMap, u64)> {
+        let source = self.imap_source();
+        let (cluster, offset) = source.imap_in_use(ino)?;
+        let writes = self.bufs.writes().of(&[cluster]);
+        let found = source.read_site(cluster, offset).map_err(|error| error.of_inode(ino))?;
+        Ok((self.parse_inode(ino, &found)?, cluster, writes))
+    }
+
+    /// Parses an inode that was found on disk.
+    pub(super) fn parse_inode(&self, ino: InodeNumber, found: &InodeBytes) -> Result<Inode> {
+        self.check_inode_lsn(ino, found.bytes())?;
+        Inode::parse(ino, found, &self.geometry)
+    }
+
+    /// Checks the inode's LSN. An inode that is newer than the log may be read but not changed: a crash would lose the
+    /// change.
     fn check_inode_lsn(&self, ino: InodeNumber, bytes: &[u8]) -> Result<()> {
         let Some(write) = self.write.as_ref().filter(|_| self.geometry.v5) else { return Ok(()) };
         let Some(lsn) = xfs_format::inode::lsn_of(bytes) else { return Ok(()) };
@@ -79,72 +115,86 @@ impl Mount {
         write.journal.check_lsn(lsn).map_err(|head| Error::corrupt_inode(ino, ahead(head)))
     }
 
-    /// The entry of an inode that is in memory, in use or not.
-    #[allow(dead_code, reason = "its users follow")]
+    /// The entry of an inode that is in memory, whether in use or free.
     pub(crate) fn cached_entry(&self, ino: InodeNumber) -> Option<Arc<InodeEntry>> {
         self.inodes.get(&ino)
     }
 
-    /// The entry of an inode for a look at it, which is found in a quicker way the next time.
+    /// The entry of an inode for a lookup. The second lookup notes it in the table of recent inodes, which makes the
+    /// next ones faster. The first does not: noting costs more than a lookup, and most files are looked up once.
     pub(crate) fn noted_entry(&self, ino: InodeNumber) -> Result<Arc<InodeEntry>> {
-        match self.inodes.get_and(&ino, |entry| self.recent.note(entry)) {
+        let note = |entry: &Arc<InodeEntry>| {
+            if entry.is_looked_up_again() {
+                self.recent.note(entry);
+            }
+        };
+        match self.inodes.get_and(&ino, note) {
             Some(entry) => Ok(entry),
             None => self.read_inode(ino),
         }
     }
 
-    /// Has the cache forget an inode, as it may whenever nobody has it and it is written.
+    /// Evicts an inode from the cache. This is allowed whenever nobody holds it and it is written back.
     #[cfg(all(test, not(shuttle)))]
     pub(crate) fn forget_inode(&self, ino: InodeNumber) {
         self.inodes.remove(&ino);
     }
 
-    /// Puts an inode into the cache, unless it is there; gives the entry that stays.
+    /// Puts an inode into the cache unless it is there already. Returns the entry that is in the cache.
     pub(crate) fn enter_inode(&self, inode: Arc<Inode>) -> Arc<InodeEntry> {
         let entry = InodeEntry::new(inode.ino(), inode, &self.geometry);
-        let weight = entry.weigh();
+        let weight = entry.weighed();
         let kept = self.inodes.get_or_insert(entry.ino(), Arc::clone(&entry), weight, || true);
         kept.unwrap_or(entry)
     }
 
-    /// The same of an inode that was read, if that is still the latest version of it.
-    fn enter_if_newest(
+    /// Like [`enter_inode`](Self::enter_inode), for an inode that was read, and only if that is still its latest
+    /// version: its cluster's write count is still what it was before the read, and so are the frees of the volume,
+    /// unless the group is locked (`None`).
+    pub(super) fn enter_if_newest(
         &self,
-        inode: Arc<Inode>,
-        is_newest: impl FnOnce() -> bool,
+        inode: Inode,
+        cluster: BufMap,
+        writes: u64,
+        frees: Option<u64>,
     ) -> Option<Arc<InodeEntry>> {
-        let entry = InodeEntry::new(inode.ino(), inode, &self.geometry);
-        let weight = entry.weigh();
+        let entry = InodeEntry::new(inode.ino(), Arc::new(inode), &self.geometry);
+        let weight = entry.weighed();
+        let counts = self.bufs.writes();
+        let is_newest =
+            || frees.is_none_or(|frees| counts.frees() == frees) && counts.of(&[cluster]) == writes;
         self.inodes.get_or_insert(entry.ino(), entry, weight, is_newest)
     }
 
-    /// Has the cache know what an inode weighs after a change, if that differs by much.
-    pub(crate) fn weigh_anew(&self, entry: &InodeEntry) {
-        if entry.is_misjudged() {
-            self.inodes.reweigh(entry.ino(), entry.weigh());
+    /// Tells the cache the weight of an inode that has changed to `inode`, if it differs by much.
+    pub(crate) fn weigh_anew(&self, entry: &InodeEntry, inode: &Inode) {
+        if entry.is_misjudged(inode) {
+            self.inodes.reweigh(entry.ino(), entry.weigh(inode));
         }
     }
 
-    /// Inodes in memory of this kind.
+    /// The inodes in memory for which `is_one` holds.
     pub(crate) fn inodes_in_memory(&self, is_one: impl Fn(&Arc<InodeEntry>) -> bool) -> Vec<Arc<InodeEntry>> {
         self.inodes.select(is_one)
     }
 
-    /// Inodes in use that have no name. Whoever has one open, or is at work on it, keeps it in memory, and so does a failure
-    /// to free it.
+    /// Inodes in use that have no name. They are all in memory: an open file or an operation keeps them there, and so
+    /// does a failure to free them.
     pub(crate) fn unlinked_in_memory(&self) -> Result<Vec<Arc<InodeEntry>>> {
         let is_unlinked = |entry: &Arc<InodeEntry>| {
-            let inode = entry.peek();
+            let inode = entry.snapshot();
             inode.nlink() == 0 && !inode.is_free()
         };
         let mut found = std::mem::take(&mut *self.write_side()?.unfinished.lock());
         found.retain(is_unlinked);
         let known: HashSet<InodeNumber> = found.iter().map(|entry| entry.ino()).collect();
-        found.extend(self.inodes.select(|entry| !known.contains(&entry.ino()) && is_unlinked(entry)));
+        // Looked at with no lock of the cache held.
+        let others = self.inodes.select(|entry| !known.contains(&entry.ino()));
+        found.extend(others.into_iter().filter(is_unlinked));
         Ok(found)
     }
 
-    /// The extents of a fork, read at the first call. A fork that the inode does not have has none.
+    /// The extents of a fork, read at the first call. A fork that the inode does not have is empty.
     pub fn extents(&self, inode: &Inode, kind: ForkKind) -> Result<Arc<ExtentList>> {
         let Some(fork) = inode.fork_state(kind) else { return Ok(Arc::default()) };
         if let Some(list) = fork.loaded() {
@@ -156,15 +206,15 @@ impl Mount {
         }
         let list = Arc::clone(fork.keep(list));
         if let Some(entry) = self.inodes.get(&inode.ino()) {
-            self.inodes.reweigh(inode.ino(), entry.weigh());
+            self.inodes.reweigh(inode.ino(), entry.weigh(&entry.snapshot()));
         }
         Ok(list)
     }
 
-    /// What is known of `start` and up to `blocks` blocks from it, which lie in one group. What has one owner left since a
-    /// moment ago counts as shared until that is on disk.
+    /// What is known of the sharing of `start` and up to `blocks` blocks from it, which lie in one group. A block that
+    /// has just lost all owners but one counts as shared until that is on disk.
     pub(crate) fn shared_run(&self, start: FsBlock, blocks: u64) -> Result<SharedRun> {
-        // In this order: what leaves the tree is noted before.
+        // This order matters: what leaves the tree is noted in `unshared` first.
         let run = self.sharing().run(start, blocks)?;
         let (Some((ag, at)), false) = (self.geometry.split_block(start), run.shared) else { return Ok(run) };
         let lately = self.write.as_ref().and_then(|write| write.unshared.behind(ag, at.0));
@@ -177,8 +227,8 @@ impl Mount {
         })
     }
 
-    /// Fails with [`Error::Shared`] if any block of a file in `blocks` has more than one owner, and the file's flag says
-    /// that none has.
+    /// Fails with [`Error::Shared`] if a block of a file in `blocks` has more than one owner although the file's
+    /// reflink flag is off.
     pub fn check_unmarked(&self, entry: &InodeEntry, blocks: Range<FileBlock>) -> Result<()> {
         if !self.geometry.reflink {
             return Ok(());
@@ -192,8 +242,8 @@ impl Mount {
         self.sharing().check(entry.ino(), &extents, blocks)
     }
 
-    /// Fails with [`Error::Shared`] if others have blocks of an inode that are marked as its own; with another error if
-    /// its maps cannot be read. Whatever takes the last name of an inode asks this before.
+    /// Fails with [`Error::Shared`] if other files have blocks of an inode that is not marked as sharing any, and with
+    /// another error if its maps cannot be read. Whatever removes the last name of an inode checks this first.
     pub(crate) fn check_freeable(&self, inode: &Inode) -> Result<()> {
         for kind in [ForkKind::Data, ForkKind::Attr] {
             let holds = |fork: &ForkState| fork.nextents > 0 || fork.format == ForkFormat::Btree;

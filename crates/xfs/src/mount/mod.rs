@@ -1,13 +1,14 @@
-//! What transactions need of a volume: device, geometry, buffer cache, inode cache, group headers, and of one that is open
-//! for writing journal, counters, and what allocators remember.
+//! What transactions need of a volume: device, geometry, buffer cache, inode cache, group headers. If it is open for
+//! writing, also the journal, the counters and the state of the allocators.
 //!
-//! A [`Mount`] (the kernel's `xfs_mount`) ties these together, and does nothing to the volume by itself. Opening one reads
-//! nothing that grows with the volume. Transactions, and all that works in them, lie above; on top of all stands
-//! [`Volume`](crate::volume::Volume), which replays logs before there is a mount, and closes it.
+//! A [`Mount`] (the kernel's `xfs_mount`) ties these together and does nothing to the volume by itself. Opening one
+//! reads nothing that grows with the volume. Transactions and their operations lie above.
+//! [`Volume`](crate::volume::Volume) is on top: it replays the log before there is a mount, and closes it.
 
 mod flush;
 mod fork;
 mod inodes;
+mod readahead;
 mod reservations;
 mod superblock;
 
@@ -22,7 +23,7 @@ use crate::counters::Counters;
 use crate::dcache::{Dcache, FileId};
 use crate::error::{Error, Result};
 use crate::group::{Groups, InodeRoots, SpaceRoots};
-use crate::imap::{InodeSource, Inodes};
+use crate::imap::{ImapSource, Inodes, Streams};
 use crate::inode::{InodeEntry, RecentInodes};
 use crate::log::{Designs, Journal, Pace};
 use crate::refcount::Sharing;
@@ -43,10 +44,10 @@ use xfs_format::types::{AgNumber, InodeNumber};
 
 const INODE_SHARDS: usize = 32;
 
-/// The part of the caches that names in memory take, and the most.
+/// The part of the cache size that cached names take, as a divisor, and their maximum.
 const DCACHE_PART: u64 = 32;
 const DCACHE_BYTES_MAX: u64 = 16 << 20;
-/// The same of the table of inodes that were looked up lately.
+/// The same for the table of recently looked-up inodes.
 const RECENT_PART: u64 = 128;
 const RECENT_BYTES_MAX: u64 = 4 << 20;
 
@@ -55,61 +56,70 @@ static INODE_SHARD_LOCK: LockClass = LockClass::new("inode cache");
 /// How to open a volume.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Read a volume whose log is dirty as it is, without replay. Read-only volumes alone.
+    /// Read a volume whose log is dirty as it is, without replay. Only for read-only volumes.
     pub norecovery: bool,
-    /// Whether files may be overwritten.
+    /// Whether the volume may be changed.
     pub writable: bool,
-    /// Bytes that the buffer cache and the inode cache may hold together.
+    /// Bytes that all caches may take together.
     pub cache_size: u64,
-    /// The same changes, made by one thread, give the same bytes: the clock stands still at this time, generation
-    /// numbers follow from it, and the journal works in step ([`Pace::InStep`]).
+    /// The same changes made by one thread give the same bytes: the clock stands still at this time, generation numbers
+    /// follow from it, and the journal works in step ([`Pace::InStep`]).
     pub repeatable: Option<Timestamp>,
-    /// What the journal is made of. For measurements; the default is the one to use.
+    /// The journal's designs. Only measurements choose others than the default.
     pub designs: Designs,
 }
 
+impl OpenOptions {
+    /// Default size of the caches in bytes.
+    pub const DEFAULT_CACHE_SIZE: u64 = 64 << 20;
+}
+
 impl Default for OpenOptions {
-    /// For reading, with 64 MiB of caches.
+    /// Opens for reading.
     fn default() -> Self {
         Self {
             norecovery: false,
             writable: false,
-            cache_size: 64 << 20,
+            cache_size: Self::DEFAULT_CACHE_SIZE,
             repeatable: None,
             designs: Designs::default(),
         }
     }
 }
 
-/// Has blocks be free again that nobody uses; whether there were any. A transaction that finds too few blocks asks for it,
-/// and what it takes is transactions of layers above.
-pub(crate) type GivesRoom = fn(&Arc<Mount>) -> Result<bool>;
+/// Frees blocks that nobody uses; returns whether there were any. A transaction that finds too few blocks calls it. It
+/// runs transactions of the layers above, hence the function pointer.
+pub(crate) type BlockGc = fn(&Arc<Mount>) -> Result<bool>;
 
-/// A volume as its transactions see it. Shared by all threads; every call may be made from any of them.
+/// A volume as its transactions see it. All threads share it, and any thread may make any call. It has a cache line
+/// apart from its reference count.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Mount {
     device: Arc<dyn BlockDevice>,
     superblock: Superblock,
     geometry: Arc<Geometry>,
     bufs: BufCache,
     inodes: Cache<InodeNumber, Arc<InodeEntry>>,
-    /// Of those, some that were looked up by name lately.
+    /// Inodes that were looked up by name recently.
     pub(crate) recent: Arc<RecentInodes>,
     pub(crate) dcache: Dcache,
-    /// The root directory, once it was read.
+    /// The root directory, once it has been read.
     pub(crate) root: OnceLock<FileId>,
     groups: Groups,
+    /// How far inode chunks have been read ahead.
+    streams: Streams,
     write: Option<WriteSide>,
-    /// What all caches of the volume may take together.
+    /// What all caches of the volume may take together, in bytes.
     cache_size: u64,
-    /// Blocks that a file's map may need for an extent more, and to tell of its data: once it was asked.
+    /// Blocks that a file's map may need for one more extent and for writing data into it. Computed at the first use.
     pub(crate) map_change: OnceLock<u64>,
-    /// Keeps every other writer of this process out until the volume is closed. Let go of last.
+    /// Keeps every other writer of this process out until the volume is closed. Released last.
     claim: Mutex<Option<Arc<Claim>>>,
 }
 
 impl Drop for Mount {
-    /// What was changed and not written back, as nobody closed the volume, or it was shut down, goes with it.
+    /// Drops changes that were not written back, because the volume was shut down or nobody closed it.
     fn drop(&mut self) {
         if let Some(write) = &self.write {
             write.journal.end();
@@ -118,47 +128,47 @@ impl Drop for Mount {
     }
 }
 
-/// What only a volume that is open for writing has.
+/// What only a volume has that is open for writing.
 #[derive(Debug)]
 pub(crate) struct WriteSide {
     pub(crate) journal: Arc<Journal>,
     pub(crate) counters: Counters,
     pub(crate) space: Space,
     pub(crate) busy: Arc<BusyExtents>,
-    /// Blocks that have lost all owners but one, and whose loss is not on disk yet: a crash may give them back to the
-    /// others, so that they are as good as shared.
+    /// Blocks that have lost all owners but one, where this is not on disk yet. A crash may give them back to the other
+    /// owners, so they count as shared.
     pub(crate) unshared: Arc<BusyExtents>,
     pub(crate) inodes: Inodes,
-    /// Where the clock stands, if it stands still.
+    /// The time at which the clock stands still, if it does.
     pub(crate) clock: Option<Timestamp>,
-    /// Whether the superblock says of quota counts that they are right, which the first change will take back.
+    /// Whether the superblock says that the quota counts are right. The first change clears that.
     pub(crate) quota_counted: AtomicBool,
-    /// Whether the superblock says that the volume has attributes, as the first one makes it.
-    pub(crate) attributes_said: AtomicBool,
-    /// Files that have blocks staged for copies.
+    /// Whether the superblock says that the volume has attributes. The first attribute sets that.
+    pub(crate) attr_feature_logged: AtomicBool,
+    /// Files with blocks in the CoW fork.
     pub(crate) staging: Mutex<BTreeMap<InodeNumber, Arc<InodeEntry>>>,
-    /// Inodes without names whose end has begun, and failed on the way: who closes the volume tries again.
+    /// Unlinked inodes whose inactivation has begun and failed. Closing the volume tries again.
     pub(crate) unfinished: Mutex<Vec<Arc<InodeEntry>>>,
-    /// The size in blocks for which the log was found to be large enough for whatever changes a file's blocks.
+    /// The volume size in blocks for which the log was found large enough for every change of a file's blocks.
     pub(crate) log_suffices: AtomicU64,
     pub(crate) reservations: Reservations,
-    /// Held by whoever changes label or size.
+    /// Held while label or size change.
     pub(crate) altering: Mutex<()>,
-    /// Held by whoever moves a directory from one directory to another.
+    /// Held while a directory moves to another parent.
     pub(crate) moves: Mutex<()>,
-    gives_room: GivesRoom,
+    block_gc: BlockGc,
 }
 
 impl Mount {
-    /// Ties together what is on `device`, of which this is the superblock. `ends`: where its log ends, for a volume that is to
-    /// be written. What the log holds beyond that is the caller's business, and so is who covers it.
+    /// Ties together what is on `device`; `superblock` is its superblock. `ends` says where its log ends, for a volume
+    /// that is to be written. Replaying what the log still holds and covering it are the caller's business.
     pub(crate) fn open(
         device: Arc<dyn BlockDevice>,
         superblock: Superblock,
         ends: Option<LogEnds>,
         options: &OpenOptions,
         claim: Option<Arc<Claim>>,
-        gives_room: GivesRoom,
+        gives_room: BlockGc,
     ) -> Result<Arc<Self>> {
         let geometry = Arc::new(Geometry::from_superblock(&superblock));
         let dcache = Dcache::within((options.cache_size / DCACHE_PART).min(DCACHE_BYTES_MAX));
@@ -166,8 +176,8 @@ impl Mount {
         let half = options.cache_size.saturating_sub(dcache.bytes() + recent.bytes()) / 2;
         let mut bufs = BufCache::new(Arc::clone(&device), &geometry, half);
         let mut inodes = Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK);
-        // Beyond the limit of a cache, changes may take half as much again, or twice what the log has: from half of that on
-        // they are written back. An item is larger in memory than in the log, most of all a lone inode: its whole cluster.
+        // Changes may exceed the limit of a cache by half of it, or by twice the size of the log, whichever is less. Above
+        // half of that they are written back. An item is larger in memory than in the log; a lone inode keeps its cluster.
         let log_bytes = u64::from(superblock.raw().logblocks.get()) << geometry.block_log;
         let slack = log_bytes.min(half / 4);
         bufs.set_slack(slack);
@@ -176,7 +186,7 @@ impl Mount {
             Some(ends) => {
                 let space = Space::new(&geometry);
                 let kept = space.kept_back(&bufs, &geometry)?;
-                let seed = options.repeatable.map(|time| time.secs.cast_unsigned());
+                let seed = options.repeatable.map(|time| time.seconds.cast_unsigned());
                 let inodes = Inodes::new(&geometry, seed);
                 Some(WriteSide::open(&device, &superblock, ends, (space, inodes), kept, options, gives_room)?)
             }
@@ -192,6 +202,7 @@ impl Mount {
             dcache,
             root: OnceLock::new(),
             groups: Groups::new(geometry.ag_count(), options.writable),
+            streams: Streams::default(),
             write,
             cache_size: options.cache_size,
             device,
@@ -202,16 +213,16 @@ impl Mount {
         }))
     }
 
-    /// Others use so many bytes of the memory that caches may have together; how many they may. Each side may have what the
-    /// other one leaves, and has half of it in any case.
+    /// Others use `others` bytes of the memory for caches; returns how many they may use. Each side may take what the
+    /// other leaves, and always has half.
     pub fn share_memory(&self, others: u64) -> u64 {
         let (all, half) = (self.cache_size, self.cache_size / 2);
-        // These are as large as they are, whoever needs memory.
+        // The size of these is fixed.
         let tables = self.dcache.bytes() + self.recent.bytes();
         let own = (all - others.min(half)).saturating_sub(tables);
         self.bufs.set_limit(own / 2);
         self.inodes.set_limit(own / 2);
-        all - (tables + self.bufs.weight() + self.inodes.weight()).min(half)
+        all - (tables + self.bufs.bytes() + self.inodes.weight()).min(half)
     }
 
     /// The volume's shape.
@@ -219,33 +230,33 @@ impl Mount {
         &self.geometry
     }
 
-    /// The superblock as it was when the volume was opened. Label and size may have changed since:
-    /// [`label`](crate::alter::label), [`geometry`](Self::geometry).
+    /// The superblock as it was when the volume was opened. Label and size may have changed since: see
+    /// [`label`](crate::alter::label) and [`geometry`](Self::geometry).
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// The device that the volume lies on.
+    /// The device that the volume is on.
     pub fn device(&self) -> &Arc<dyn BlockDevice> {
         &self.device
     }
 
-    /// Whether files may be overwritten.
+    /// Whether the volume may be changed.
     pub fn is_writable(&self) -> bool {
         self.write.is_some()
     }
 
-    /// The time of a change that is made now.
+    /// The timestamp for a change made now.
     pub fn now(&self) -> Timestamp {
         self.still_time().unwrap_or_else(Timestamp::now)
     }
 
-    /// Where the clock stands, if it stands still.
+    /// The time at which the clock stands still, if it does.
     pub(crate) fn still_time(&self) -> Option<Timestamp> {
         self.write.as_ref()?.clock
     }
 
-    /// Journal and counters. [`Error::ReadOnly`] for a volume that is open for reading.
+    /// Journal, counters and allocators. [`Error::ReadOnly`] if the volume is open for reading.
     pub(crate) fn write_side(&self) -> Result<&WriteSide> {
         self.write.as_ref().ok_or(Error::ReadOnly("the volume is open for reading"))
     }
@@ -262,18 +273,18 @@ impl Mount {
 
     /// Bytes that the caches hold now.
     pub fn cache_weight(&self) -> u64 {
-        self.bufs.weight() + self.inodes.weight()
+        self.bufs.bytes() + self.inodes.weight()
     }
 
-    /// Has changes written back if they take much more memory than the caches have; waits for it if they take all that
-    /// they may.
-    pub(crate) fn relieve_caches(&self, journal: &Journal) -> Result<()> {
-        if self.bufs.is_crowded() || self.inodes.is_crowded() {
-            journal.relieve();
-            if self.bufs.is_swamped() || self.inodes.is_swamped() {
-                journal.wait_for_relief()?;
-                self.bufs.shed();
-                self.inodes.shed();
+    /// Starts write-back if dirty metadata take much more memory than the caches may; waits for it if they take all
+    /// that is allowed.
+    pub(crate) fn reclaim_caches(&self, journal: &Journal) -> Result<()> {
+        if self.bufs.is_over_high_watermark() || self.inodes.is_over_high_watermark() {
+            journal.push_to_reclaim();
+            if self.bufs.is_over_hard_watermark() || self.inodes.is_over_hard_watermark() {
+                journal.push_to_reclaim_and_wait()?;
+                self.bufs.reclaim();
+                self.inodes.reclaim();
             }
         }
         Ok(())
@@ -289,34 +300,34 @@ impl Mount {
         self.groups.space(&self.bufs, &self.geometry, ag)
     }
 
-    /// Keeps those off who would find the last group's headers and the volume's shape in disagreement.
+    /// Keeps out readers that would see the last group's headers disagree with the geometry.
     pub(crate) fn groups_growing(&self) -> parking_lot::MutexGuard<'_, ()> {
         self.groups.growing()
     }
 
-    /// Keeps those off who go through a tree of reference counts, while a change becomes visible.
+    /// Keeps readers of the refcount trees out while a change becomes visible.
     pub(crate) fn counts_changing(&self) -> parking_lot::RwLockWriteGuard<'_, ()> {
         self.groups.counts_changing()
     }
 
-    /// What the trees of reference counts say.
+    /// Reads the refcount trees.
     pub(crate) fn sharing(&self) -> Sharing<'_> {
         Sharing { bufs: &self.bufs, geometry: &self.geometry, groups: &self.groups }
     }
 
-    pub(crate) fn inode_source(&self) -> InodeSource<'_> {
-        InodeSource { bufs: &self.bufs, geometry: &self.geometry, groups: &self.groups }
+    pub(crate) fn imap_source(&self) -> ImapSource<'_> {
+        ImapSource { bufs: &self.bufs, geometry: &self.geometry, groups: &self.groups }
     }
 
-    /// Calls `each` with the number of every inode in use, in order, until it breaks. Inodes that are unlinked and
-    /// not yet freed are among them.
+    /// Calls `each` with the number of every inode in use, in order, until it breaks. Unlinked inodes that are not
+    /// freed yet are included.
     pub fn for_each_inode(&self, each: &mut dyn FnMut(InodeNumber) -> ControlFlow<()>) -> Result<()> {
-        self.inode_source().for_each(each)
+        self.imap_source().for_each(each)
     }
 
-    /// Has blocks be free again that nobody uses; whether there were any.
-    pub(crate) fn gives_room(self: &Arc<Self>) -> Result<bool> {
-        (self.write_side()?.gives_room)(self)
+    /// Frees blocks that nobody uses; returns whether there were any.
+    pub(crate) fn block_gc(self: &Arc<Self>) -> Result<bool> {
+        (self.write_side()?.block_gc)(self)
     }
 
     /// Lets other writers of this process in.
@@ -333,10 +344,10 @@ impl WriteSide {
         (space, inodes): (Space, Inodes),
         kept_back: u64,
         options: &OpenOptions,
-        gives_room: GivesRoom,
+        gives_room: BlockGc,
     ) -> Result<Self> {
         let raw = superblock.raw();
-        // The counters are those of the last clean close, or recovery has summed them up.
+        // The counters are those of the last clean close, or those that recovery has summed up.
         let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
         let pace = options.repeatable.map_or(Pace::Background, |_| Pace::InStep);
         let journal = Journal::open(Arc::clone(device), superblock, ends, pace, options.designs)?;
@@ -353,14 +364,14 @@ impl WriteSide {
             inodes,
             clock: options.repeatable,
             quota_counted,
-            attributes_said,
+            attr_feature_logged: attributes_said,
             staging: Mutex::default(),
             unfinished: Mutex::default(),
             log_suffices: AtomicU64::new(0),
             reservations: Reservations::default(),
             altering: Mutex::default(),
             moves,
-            gives_room,
+            block_gc: gives_room,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What transactions reserve, and what the most frequent of them reserve on this volume.
+//! What a transaction reserves, and cached reservations of the most frequent operations.
 
 use std::sync::OnceLock;
 use xfs_format::geometry::Geometry;
@@ -8,44 +8,44 @@ use xfs_format::geometry::Geometry;
 pub struct Reservation {
     /// Blocks of the volume.
     pub blocks: u64,
-    /// Bytes of the log for each step.
+    /// Log bytes for each step.
     pub log_bytes: u32,
-    /// Steps that are reserved at once; more are possible, but may have to wait.
+    /// Steps for which log space is reserved at once. More steps are possible but may have to wait.
     pub log_count: u32,
-    /// Bytes of the log that it takes to log again all intents that are owed at a time.
+    /// Log bytes to log all outstanding intents once more.
     pub intent_bytes: u32,
-    /// Whether to go on without blocks where there are none: for what frees space, and seldom needs any for it.
+    /// Whether to go on with no blocks if the volume is full: for operations that free space and seldom need any.
     pub blocks_optional: bool,
 }
 
 impl Reservation {
-    /// The same, going on without blocks where there are none. Should some be needed after all, the transaction fails
-    /// with [`Error::NoSpace`](crate::Error::NoSpace) when it wants them, and has changed nothing.
+    /// The same reservation, but it goes on with no blocks if the volume is full. If the transaction needs one after
+    /// all, it fails with [`Error::NoSpace`](crate::Error::NoSpace) at that point and has changed nothing.
     pub fn or_no_blocks(self) -> Self {
         Self { blocks_optional: true, ..self }
     }
 }
 
-/// What the operations reserve that are asked for most.
+/// Reservations of the most frequent operations.
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
-    /// A file that inherits no attributes is made.
-    pub(crate) create: Known,
-    /// A name is removed.
-    pub(crate) remove: Known,
+    /// Making a file that inherits no attributes.
+    pub(crate) create: CachedReservation,
+    /// Removing a name.
+    pub(crate) remove: CachedReservation,
 }
 
-/// A reservation, worked out once for the size that the volume has then: it depends on nothing else that changes.
+/// A reservation computed once, for the volume's size at that time. It depends on nothing else that changes.
 #[derive(Debug, Default)]
-pub(crate) struct Known(OnceLock<(u64, Reservation)>);
+pub(crate) struct CachedReservation(OnceLock<(u64, Reservation)>);
 
-impl Known {
-    /// What is known, or what `work_out` gives.
+impl CachedReservation {
+    /// The cached reservation, or the result of `work_out`.
     pub(crate) fn get(&self, geometry: &Geometry, work_out: impl Fn() -> Reservation) -> Reservation {
         let size = geometry.data_blocks();
         match self.0.get_or_init(|| (size, work_out())) {
             (of, known) if *of == size => *known,
-            // It has grown since.
+            // The volume has grown since.
             _ => work_out(),
         }
     }

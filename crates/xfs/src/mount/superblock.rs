@@ -1,4 +1,4 @@
-//! Reading the superblock, and what must hold before anything else is looked at, or written.
+//! Reading the superblock, and the checks that come before anything else is read or written.
 
 use super::OpenOptions;
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
     Superblock::parse(&whole).map_err(wrap)
 }
 
-/// What must hold before anything but the superblock is looked at.
+/// Checks that come before anything but the superblock is read.
 pub(crate) fn check_volume(
     device: &dyn BlockDevice,
     superblock: &Superblock,
@@ -46,7 +46,7 @@ pub(crate) fn check_volume(
     Ok(())
 }
 
-/// Turns what this code cannot read into an error of its own.
+/// Turns a feature that this code cannot read into its own error.
 pub(crate) fn refuse_unhandled(superblock: &Superblock) -> Result<()> {
     Err(match superblock.unhandled() {
         None => return Ok(()),
@@ -57,7 +57,7 @@ pub(crate) fn refuse_unhandled(superblock: &Superblock) -> Result<()> {
     })
 }
 
-/// The device must hold the whole volume, and read units as small as the volume's sectors.
+/// The device must hold the whole volume, and its sectors must not be larger than the volume's.
 pub(crate) fn check_device(device: &dyn BlockDevice, geometry: &Geometry) -> Result<()> {
     if device.sector_size() > geometry.sector_size {
         return Err(Error::SectorSize { volume: geometry.sector_size, device: device.sector_size() });
@@ -68,7 +68,7 @@ pub(crate) fn check_device(device: &dyn BlockDevice, geometry: &Geometry) -> Res
     Ok(())
 }
 
-/// What must hold before anything on the volume may be written.
+/// Checks that come before anything on the volume may be written.
 fn check_writable(device: &dyn BlockDevice, superblock: &Superblock, options: &OpenOptions) -> Result<()> {
     if options.norecovery {
         return Err(Error::ReadOnly("a volume that is opened without recovery cannot be written"));

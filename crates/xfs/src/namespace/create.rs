@@ -1,8 +1,9 @@
 //! New inodes, with a name or without.
 
 use super::lookup;
-use super::{NameProblem, add_links, check_directory, check_name, file_type, look_to_add, parents, touch};
+use super::{NameProblem, add_links, check_directory, check_name, find_to_add, parents, touch};
 use crate::attr::acl::{self, AclKind};
+use crate::bmap::TransFork;
 use crate::dir::{self, Lookup, NewEntry};
 use crate::error::{Error, Result};
 use crate::ialloc;
@@ -11,8 +12,7 @@ use crate::iomap::FileMap;
 use crate::mount::Mount;
 use crate::symlink;
 use crate::trans::Trans;
-use crate::trans::reservation::{Need, Reservation};
-use crate::trans_fork::TransFork;
+use crate::trans::reservation::{Reservation, ReservationBuilder};
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
@@ -23,30 +23,31 @@ use xfs_format::types::InodeNumber;
 
 const SET_GID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
-/// What a new inode is to be.
+/// Properties of a new inode.
 #[derive(Clone, Copy, Debug)]
 pub struct NewInode {
-    /// Type and permissions, as `st_mode` has them. Where the directory has a default ACL, that has its say.
+    /// Type and permissions, as in `st_mode`. A default ACL of the directory modifies the permissions.
     pub mode: u16,
-    /// Bits that are taken off the permissions unless the directory has a default ACL.
+    /// Bits to remove from the permissions, unless the directory has a default ACL.
     pub umask: u16,
     /// Owner.
     pub uid: u32,
-    /// Group, unless the directory hands down its own (set-group-id).
+    /// Group, unless the directory passes its own on (set-group-id).
     pub gid: u32,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// When it is made and was last changed, and when the directory is.
+    /// The time of its creation and its last change, and of the directory's change.
     pub time: Timestamp,
     /// When it was last read, and when its content last changed.
     pub content_times: (Timestamp, Timestamp),
-    /// Whether group and set-group-id, ACL, project and flags come from the directory; otherwise all is as said here.
+    /// Whether group and set-group-id, ACL, project and flags are inherited from the directory. Otherwise the values
+    /// given here hold.
     pub inherit: bool,
 }
 
 #[cfg(test)]
 impl NewInode {
-    /// One of root's, of which nothing else matters.
+    /// An inode of root, for tests that need nothing else.
     pub(crate) fn for_tests(mode: u16, time: Timestamp) -> Self {
         let content_times = (time, time);
         Self { mode, umask: 0, uid: 0, gid: 0, device: (0, 0), time, content_times, inherit: true }
@@ -58,7 +59,7 @@ pub fn create(mount: &Arc<Mount>, dir: &InodeHandle, name: &[u8], new: &NewInode
     Ok(make(mount, dir, Some(name), new, None)?.0)
 }
 
-/// Makes a symbolic link. Of `new`, the permissions are not asked for.
+/// Makes a symbolic link. The permissions in `new` are ignored.
 pub fn symlink(
     mount: &Arc<Mount>,
     dir: &InodeHandle,
@@ -76,8 +77,8 @@ pub fn symlink(
     Ok(make(mount, dir, Some(name), &new, Some(target))?.0)
 }
 
-/// Makes a regular file without a name, and has it open. It vanishes when the last one lets go of it, unless it gets
-/// a name meanwhile.
+/// Makes a regular file without a name, and opens it. It vanishes when the last user closes it, unless it gets a name
+/// before that.
 pub fn create_unnamed(
     mount: &Arc<Mount>,
     dir: &InodeHandle,
@@ -98,12 +99,12 @@ fn make(
     name.map_or(Ok(()), check_name)?;
     let kind = InodeType::from_mode(new.mode).ok_or(NameProblem::Invalid)?;
     loop {
-        let inherits = new.inherit && dir.entry().peek().has_attrs();
+        let inherits = new.inherit && dir.entry().has_attrs();
         let mut trans = Trans::start(mount, reservation_to_make(mount, inherits, target)?)?;
         point("a creation has its space");
-        trans.join_inode(Arc::clone(dir.entry()), dir.entry().lock())?;
+        trans.join_inode(Arc::clone(dir.entry()), dir.entry().ilock())?;
         if new.inherit && trans.inode(dir.ino()).has_attrs() && !inherits {
-            // The directory has got a list to hand down meanwhile, for which no space is reserved.
+            // Meanwhile the directory has got a default ACL, for which no space is reserved.
             continue;
         }
         check_directory(dir, trans.inode(dir.ino()))?;
@@ -111,16 +112,17 @@ fn make(
             return Err(NameProblem::NoSymlinks.into());
         }
         trans.inode(dir.ino()).check_may_grow()?;
-        let found = name.map(|name| look_to_add(&mut trans, dir.ino(), name)).transpose()?;
+        let found = name.map(|name| find_to_add(&mut trans, dir.ino(), name)).transpose()?;
         if found.as_ref().is_some_and(|found| found.found().is_some()) {
             return Err(NameProblem::Exists.into());
         }
         let entry = match new_inode(&mut trans, dir.ino(), kind, new)? {
-            Found::Free(entry) => entry,
-            Found::Busy(entry) => {
-                // However long that takes, it is no want of space; and now there is nothing of ours to wait for.
+            PickedInode::Free(entry) => entry,
+            PickedInode::Busy(entry) => {
+                // However often this is repeated, it is not a lack of space. From here on we hold nothing that others
+                // wait for.
                 drop(trans);
-                drop(entry.lock());
+                drop(entry.ilock());
                 continue;
             }
         };
@@ -135,12 +137,12 @@ fn make(
                 ialloc::add_unlinked(&mut trans, entry.ino())?;
             }
         }
-        // Once the inode is unlocked, its number may soon be another file's.
+        // Make the handle now: once the inode is unlocked, its number may soon belong to another file.
         let made = InodeHandle::new(Arc::clone(&entry), trans.inode(entry.ino()));
         let map = name.is_none().then(|| FileMap::of_new(Arc::clone(mount), &made));
         let known = name.map(|name| (trans.inode(dir.ino()).id(), name, trans.inode(entry.ino()).id()));
         trans.commit_and(|| {
-            // The next thing that is done with it goes by its name.
+            // The next use of it will be by name.
             if let Some((dir, name, made)) = known {
                 lookup::keep(mount, dir, name, made, kind);
             }
@@ -163,7 +165,7 @@ pub(super) fn reservation_to_make(
 
 fn work_out_making(mount: &Mount, inherits: bool, target: Option<&[u8]>) -> Reservation {
     let geometry = mount.geometry();
-    let mut need = Need::new(geometry).inodes(2).inode_chunk().dir_change().unlinked();
+    let mut need = ReservationBuilder::new(geometry).inodes(2).inode_chunk().dir_change().unlinked();
     if let Some(target) = target {
         let blocks = u64::from(symlink::blocks_needed(geometry, target.len()));
         need = need.buffers(blocks).blocks(blocks).map_changes(blocks).extents(1);
@@ -172,52 +174,57 @@ fn work_out_making(mount: &Mount, inherits: bool, target: Option<&[u8]>) -> Rese
         need = need.attr_change(1).attr_change(1).first_attribute();
     }
     need = need.parent_changes(1);
-    need.steps(2).reservation()
+    need.log_count(2).build()
 }
 
 /// An inode for a new file.
-enum Found {
+enum PickedInode {
     /// Locked and joined.
     Free(Arc<InodeEntry>),
-    /// Somebody still has it locked, who may wait for a lock that we hold.
+    /// Somebody still has it locked, and may wait for a lock that we hold.
     Busy(Arc<InodeEntry>),
 }
 
-/// Finds a free inode and makes it one in use.
-fn new_inode(trans: &mut Trans<'_>, dir: InodeNumber, kind: InodeType, new: &NewInode) -> Result<Found> {
+/// Finds a free inode and takes it into use.
+fn new_inode(
+    trans: &mut Trans<'_>,
+    dir: InodeNumber,
+    kind: InodeType,
+    new: &NewInode,
+) -> Result<PickedInode> {
     let ino = ialloc::allocate_inode(trans, dir, kind == InodeType::Directory)?;
-    let volume = trans.volume();
-    let generation = volume.write_side()?.inodes.generation();
-    let core = core_of(trans.inode(dir), kind, new, generation, volume);
-    let cached = volume.cached_entry(ino);
+    let mount = trans.mount();
+    let generation = mount.write_side()?.inodes.generation();
+    let core = core_of(trans.inode(dir), kind, new, generation, mount);
+    let cached = mount.cached_entry(ino);
     let known = cached.is_some();
     let entry = match cached {
         Some(entry) => entry,
-        None => volume.enter_inode(Arc::new(Inode::fresh(ino, core.clone(), true))),
+        None => mount.enter_inode(Arc::new(Inode::fresh(ino, core.clone(), true))),
     };
-    // The tree says that it is free: the directory itself cannot be, and would be waited for without end.
+    // The inode tree says that it is free. It cannot be the directory itself, for which we would wait for ever.
     let in_use = || Error::corrupt_inode(ino, FormatError::new("inobt block", "free inode that is in use"));
     if ino == dir {
         return Err(in_use());
     }
-    let Some(locked) = entry.try_lock() else { return Ok(Found::Busy(entry)) };
-    if known && !entry.peek().is_free() {
+    let Some(locked) = entry.try_ilock() else { return Ok(PickedInode::Busy(entry)) };
+    trans.join_inode(Arc::clone(&entry), locked)?;
+    if known && !trans.inode(ino).is_free() {
         return Err(in_use());
     }
-    trans.join_inode(Arc::clone(&entry), locked)?;
-    // Whatever the number stood for before is gone.
+    // The file that had this number before is gone.
     let inode = trans.inode_mut(ino, InodeFields::DFORK);
     *inode = inode.succeeded_by(core, false);
     if trans.geometry().parent_pointers {
-        // Room for the pointer of its first name, which comes now or later.
+        // Room for the parent pointer of its first name, which comes now or later.
         TransFork::attr_of_new(trans, ino)?;
     }
-    Ok(Found::Free(entry))
+    Ok(PickedInode::Free(entry))
 }
 
 /// The core of a new inode, as far as it is known before it has content.
-fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, volume: &Mount) -> InodeCore {
-    let geometry = volume.geometry();
+fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, mount: &Mount) -> InodeCore {
+    let geometry = mount.geometry();
     let parent = dir.core();
     let hands_down_group = new.inherit && parent.mode & SET_GID != 0;
     let mut mode = new.mode;
@@ -227,7 +234,7 @@ fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, volume
         if kind == InodeType::Directory {
             mode |= SET_GID;
         } else if mode & SET_GID != 0 && mode & GROUP_EXECUTE != 0 && new.gid != gid {
-            // Nobody becomes a member of the directory's group by a program made here.
+            // A program made here must not give anybody the directory's group.
             mode &= !SET_GID;
         }
     }
@@ -267,7 +274,7 @@ fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, volume
     }
 }
 
-/// Flags, project and extent size hint that a directory hands down.
+/// Flags, project and extent size hint inherited from a directory.
 fn inherited(dir: &Inode, kind: InodeType, inherit: bool) -> (InodeFlags, u32, u32) {
     let (parent, core) = (dir.core().flags, dir.core());
     if !inherit {
@@ -276,7 +283,7 @@ fn inherited(dir: &Inode, kind: InodeType, inherit: bool) -> (InodeFlags, u32, u
     let projid = if parent.contains(InodeFlags::PROJINHERIT) { core.projid } else { 0 };
     let mut flags = InodeFlags::empty();
     let mut extsize = 0;
-    // That no symbolic links may be made is not handed down, unless a kernel is told to by a setting of its own.
+    // The flag that forbids symbolic links is not inherited; a kernel does that only if a setting tells it to.
     let passed_on = [
         InodeFlags::NOATIME,
         InodeFlags::NODUMP,
@@ -304,7 +311,7 @@ fn inherited(dir: &Inode, kind: InodeType, inherit: bool) -> (InodeFlags, u32, u
     (flags, projid, extsize)
 }
 
-/// Newer flags and the copy-on-write extent size hint that a directory hands down.
+/// The newer flags and the CoW extent size hint inherited from a directory.
 fn inherited2(dir: &Inode, kind: InodeType, inherit: bool) -> (InodeFlags2, u32) {
     let core = dir.core();
     if !inherit || !matches!(kind, InodeType::Directory | InodeType::Regular) {
@@ -314,7 +321,7 @@ fn inherited2(dir: &Inode, kind: InodeType, inherit: bool) -> (InodeFlags2, u32)
     (flags, if flags.contains(InodeFlags2::COWEXTSIZE) { core.cowextsize } else { 0 })
 }
 
-/// Gives a new inode the content that it is made with.
+/// Gives a new inode its initial content.
 fn fill(
     trans: &mut Trans<'_>,
     dir: InodeNumber,
@@ -330,7 +337,7 @@ fn fill(
             add_links(trans, ino, 1)
         }
         (kind, _) if kind.is_special() => {
-            // 14 bits of major over 18 bits of minor; 0 where there is no device.
+            // 14 bits of major above 18 bits of minor; 0 if it is not a device.
             let (major, minor) = device;
             let raw = (major << 18 | (minor & 0x3_ffff)).to_be_bytes();
             let fork = ForkState::with(ForkFormat::Dev, 0, Box::new(raw), None);
@@ -342,7 +349,7 @@ fn fill(
     }
 }
 
-/// Enters a name for a new inode.
+/// Adds a name for a new inode.
 fn enter(
     trans: &mut Trans<'_>,
     dir: InodeNumber,
@@ -351,7 +358,7 @@ fn enter(
     kind: InodeType,
     now: Timestamp,
 ) -> Result<()> {
-    let entry = NewEntry { name, ino, ftype: file_type(kind) };
+    let entry = NewEntry { name, ino, ftype: kind.into() };
     lookup.add(&mut TransFork::new(trans, dir, ForkKind::Data), entry)?;
     parents::add(trans, ino, dir, name)?;
     add_links(trans, ino, 1)?;
@@ -363,7 +370,7 @@ fn enter(
     Ok(())
 }
 
-/// Applies the directory's default ACL, or the mask where it has none.
+/// Applies the directory's default ACL, or the umask if there is none.
 fn inherit_acl(trans: &mut Trans<'_>, dir: InodeNumber, ino: InodeNumber, new: &NewInode) -> Result<()> {
     let default = match new.inherit && trans.inode(dir).has_attrs() {
         true => acl::read(&TransFork::new(trans, dir, ForkKind::Attr), AclKind::Default)?,

@@ -1,23 +1,22 @@
-//! Further names of an inode that exists.
+//! Additional names of an existing inode.
 
 use super::locking::join_all;
 use super::{
-    NameProblem, add_links, check_directory, check_name, check_project, file_type, look_to_add, parents,
-    touch,
+    NameProblem, add_links, check_directory, check_name, check_project, find_to_add, parents, touch,
 };
+use crate::bmap::TransFork;
 use crate::dir::NewEntry;
 use crate::error::Result;
 use crate::ialloc;
 use crate::inode::{ForkKind, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::reservation::Need;
-use crate::trans_fork::TransFork;
+use crate::trans::reservation::ReservationBuilder;
 use std::sync::Arc;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 
-/// Gives an inode another name: one that has a name, or that was made without.
+/// Gives an inode another name. It must have a name, or have been made without one.
 pub fn link(
     mount: &Arc<Mount>,
     dir: &InodeHandle,
@@ -26,8 +25,13 @@ pub fn link(
     now: Timestamp,
 ) -> Result<()> {
     check_name(name)?;
-    let need = Need::new(mount.geometry()).inodes(2).dir_change().parent_changes(1).unlinked().steps(2);
-    let mut trans = Trans::start(mount, need.reservation())?;
+    let need = ReservationBuilder::new(mount.geometry())
+        .inodes(2)
+        .dir_change()
+        .parent_changes(1)
+        .unlinked()
+        .log_count(2);
+    let mut trans = Trans::start(mount, need.build())?;
     join_all(&mut trans, &[dir.entry(), file.entry()])?;
     check_directory(dir, trans.inode(dir.ino()))?;
     file.check(trans.inode(file.ino()))?;
@@ -35,13 +39,13 @@ pub fn link(
     if trans.inode(ino).is_dir() {
         return Err(NameProblem::IsDirectory.into());
     }
-    let lookup = look_to_add(&mut trans, dir, name)?;
+    let lookup = find_to_add(&mut trans, dir, name)?;
     if lookup.found().is_some() {
         return Err(NameProblem::Exists.into());
     }
     trans.inode(dir).check_may_grow()?;
     trans.inode(ino).check_unprotected()?;
-    // What lost its last name never gets another: attributes and more may be on their way out.
+    // An inode that lost its last name never gets another: its attributes and more may be on their way out.
     if trans.inode(ino).nlink() == 0 && !trans.inode(ino).is_nameless() {
         return Err(NameProblem::Missing.into());
     }
@@ -50,7 +54,7 @@ pub fn link(
         ialloc::remove_unlinked(&mut trans, ino)?;
         trans.inode_mut(ino, InodeFields::CORE).set_nameless(false);
     }
-    let new = NewEntry { name, ino, ftype: file_type(trans.inode(ino).kind()) };
+    let new = NewEntry { name, ino, ftype: trans.inode(ino).kind().into() };
     lookup.add(&mut TransFork::new(&mut trans, dir, ForkKind::Data), new)?;
     parents::add(&mut trans, ino, dir, name)?;
     add_links(&mut trans, ino, 1)?;

@@ -1,4 +1,4 @@
-//! Locking of several inodes in ascending order of their numbers.
+//! Locks several inodes in ascending order of their numbers.
 
 use crate::error::Result;
 use crate::inode::InodeEntry;
@@ -11,7 +11,7 @@ pub(super) fn join_all(trans: &mut Trans<'_>, entries: &[&Arc<InodeEntry>]) -> R
     sorted.sort_by_key(|entry| entry.ino());
     sorted.dedup_by_key(|entry| entry.ino());
     for entry in sorted {
-        trans.join_inode(Arc::clone(entry), entry.lock())?;
+        trans.join_inode(Arc::clone(entry), entry.ilock())?;
     }
     Ok(())
 }

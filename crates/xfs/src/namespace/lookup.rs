@@ -1,13 +1,12 @@
-//! What a name stands for: by names in memory, without a lock; and who keeps these right.
+//! Looking up names: from the names in memory, without a lock; and keeping these right.
 
-use super::file_type;
+use crate::bmap::TransFork;
 use crate::dcache::{Dentry, FileId};
 use crate::dir::Lookup;
 use crate::error::Result;
-use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, InodeShared};
+use crate::inode::{ForkKind, IlockShared, Inode, InodeEntry, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans_fork::TransFork;
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::inode::InodeType;
@@ -18,19 +17,18 @@ pub fn root_id(mount: &Arc<Mount>) -> Result<FileId> {
     if let Some(root) = mount.root.get() {
         return Ok(*root);
     }
-    let root = mount.entry(mount.geometry().root)?.peek().id();
+    let root = mount.entry(mount.geometry().root)?.snapshot().id();
     Ok(*mount.root.get_or_init(|| root))
 }
 
-/// What `name` stands for in a directory, if that is in memory. It does so while the name is looked for; whoever goes on
-/// from there asks [`Dentry::holds`] behind the next look, as what it stands for may be gone by then, and its number used
-/// again.
+/// The file that `name` has in a directory, if that is in memory. It is right during the lookup. Whoever goes on from
+/// it must call [`Dentry::holds`] after the next look, because the file may be gone by then and its number reused.
 #[inline]
 pub fn dentry<'v>(mount: &'v Mount, dir: FileId, name: &[u8]) -> Option<Dentry<'v>> {
     mount.dcache.find(dir, name)
 }
 
-/// Does something with the committed version of what a name stands for. `None`: the name does not stand for it any more.
+/// Calls `work` with the committed version of a name's inode. `None` if the name no longer stands for it.
 #[inline]
 pub fn look_at<R>(
     mount: &Arc<Mount>,
@@ -45,7 +43,7 @@ pub fn look_at<R>(
     }
 }
 
-/// The file that a name stands for, for whoever works with it later.
+/// A handle of the file that a name stands for.
 pub fn handle_of(mount: &Arc<Mount>, dentry: &Dentry<'_>) -> Option<InodeHandle> {
     let ino = dentry.child().ino;
     let recent = mount.recent.find(ino).and_then(|recent| recent.entry().map(Arc::clone));
@@ -53,35 +51,35 @@ pub fn handle_of(mount: &Arc<Mount>, dentry: &Dentry<'_>) -> Option<InodeHandle>
     look_at_entry(&entry, dentry, |_, inode| InodeHandle::new(Arc::clone(&entry), inode))
 }
 
-/// What `name` stands for in the directory that a handle stands for, if that is in memory.
+/// The file that `name` has in a handle's directory, if that is in memory.
 pub fn cached_child(mount: &Arc<Mount>, dir: &InodeHandle, name: &[u8]) -> Option<InodeHandle> {
     let id = {
-        let inode = dir.entry().peek();
+        let inode = dir.entry().snapshot();
         dir.check(&inode).ok()?;
         inode.id()
     };
     let child = handle_of(mount, &dentry(mount, id, name)?)?;
-    dir.check(&dir.entry().peek()).ok()?;
+    dir.check(&dir.entry().snapshot()).ok()?;
     Some(child)
 }
 
-/// Keeps in memory what a name was found to stand for in `dir`, which the caller has had locked since.
-pub fn keep_name(mount: &Mount, _shared: &InodeShared, dir: &Inode, name: &[u8], child: &InodeHandle) {
-    let inode = child.entry().peek();
+/// Keeps in memory which file a name in `dir` was found to have. The caller has had the directory locked since.
+pub fn keep_name(mount: &Mount, _shared: &IlockShared, dir: &Inode, name: &[u8], child: &InodeHandle) {
+    let inode = child.entry().snapshot();
     if child.check(&inode).is_ok() {
         keep(mount, dir.id(), name, inode.id(), child.kind());
     }
 }
 
-/// Keeps in memory what a name stands for. The caller has had the directory locked since that was found, or made.
+/// Keeps in memory which file a name has. The caller has had the directory locked since the name was found or made.
 pub(super) fn keep(mount: &Mount, dir: FileId, name: &[u8], child: FileId, kind: InodeType) {
-    // Where case is ignored, a name has many forms, and whoever takes it away knows one of them.
+    // If case is ignored, a name has many forms, and its removal knows only one of them.
     if !mount.geometry().ascii_ci {
         mount.dcache.keep(dir, name, child, kind);
     }
 }
 
-/// The same, of the inode that it is said to stand for.
+/// The same for the name's inode.
 #[inline]
 fn look_at_entry<R>(
     entry: &InodeEntry,
@@ -89,13 +87,13 @@ fn look_at_entry<R>(
     work: impl FnOnce(&InodeEntry, &Inode) -> R,
 ) -> Option<R> {
     point("a name in memory is found");
-    let inode = entry.peek();
+    let inode = entry.snapshot();
     let is_there = inode.generation() == dentry.child().generation && entry.is_in_use(&inode);
-    // In this order: what the inode is now, it was while the name still stood for it.
+    // This order matters: the version that was read was current while the name still held.
     (is_there && dentry.holds()).then(|| work(entry, &inode))
 }
 
-/// Takes a name out of a joined directory.
+/// Removes a name from a joined directory.
 pub(super) fn remove_entry(
     trans: &mut Trans<'_>,
     dir: InodeNumber,
@@ -107,7 +105,7 @@ pub(super) fn remove_entry(
     Ok(())
 }
 
-/// Has a name of a joined directory stand for another joined inode.
+/// Makes a name in a joined directory stand for another joined inode.
 pub(super) fn replace_entry(
     trans: &mut Trans<'_>,
     dir: InodeNumber,
@@ -116,14 +114,14 @@ pub(super) fn replace_entry(
     ino: InodeNumber,
 ) -> Result<()> {
     forget(trans, dir, name);
-    let ftype = file_type(trans.inode(ino).kind());
+    let ftype = trans.inode(ino).kind().into();
     lookup.replace(&mut TransFork::new(trans, dir, ForkKind::Data), name, ino, ftype)?;
     Ok(())
 }
 
-/// From here on until the directory is let go of, nobody finds the name without waiting for that.
+/// Forgets a name. From here until the directory is unlocked, nobody finds it without waiting for the directory.
 pub(super) fn forget(trans: &Trans<'_>, dir: InodeNumber, name: &[u8]) {
-    // Joined, and so locked exclusively.
+    // It is joined, so it is locked exclusively.
     let id = trans.inode(dir).id();
-    trans.volume().dcache.forget(id, name);
+    trans.mount().dcache.forget(id, name);
 }

@@ -1,17 +1,18 @@
 //! Names: making, linking, moving and removing files.
 //!
-//! Each call is one operation of POSIX, whole or not at all. None checks permissions: whoever has the image may do
-//! anything to it, and owners are as given. Every call takes the time that it is to write: nothing here knows a clock.
+//! Each call is one POSIX operation, done completely or not at all. None checks permissions: whoever has the image may
+//! do anything to it, and owners are set as given. Every call is given the time to write; this module has no clock.
 //!
-//! The way of a call: reserve → lock the inodes in ascending order of their numbers → look → change → commit → unlock.
-//! What is looked up before the locks are held is looked up again behind them, and the call starts over if it changed.
+//! The course of a call: reserve → lock the inodes in ascending order of their numbers → look → change → commit →
+//! unlock. What was looked up before the locks were taken is looked up again under them, and the call starts over if it
+//! changed.
 //!
 //! Invariants:
-//! - a directory that has been removed takes no new names: its link count is 0, and that is asked under its lock;
+//! - a removed directory takes no new names: its link count is 0, which is checked under its lock;
 //! - no directory is moved below itself: moves of directories between directories exclude each other;
-//! - an inode without names is on its group's list of unlinked ones until it is freed, unless it is freed in the very
-//!   transaction that takes its last name;
-//! - on volumes with parent pointers, an inode with names has one for each, and no others.
+//! - an inode without names is on its group's unlinked list until it is freed, unless the transaction that removes its
+//!   last name also frees it;
+//! - on volumes with parent pointers, an inode with names has exactly one for each.
 
 mod create;
 mod link;
@@ -27,31 +28,31 @@ pub use create::{NewInode, create, create_unnamed, symlink};
 pub use link::link;
 pub use lookup::{cached_child, dentry, handle_of, keep_name, look_at, root_id};
 pub use remove::{Removal, remove};
-pub use rename::{RenameFlags, rename};
+pub use rename::{Rename, rename};
 
 pub use crate::error::NameProblem;
 pub use crate::inode::Protection;
-pub use crate::setattr::{Change, XattrChange};
+pub use crate::setattr::{Changes, XattrChange};
 
-use crate::dir::{FileType, Lookup};
+use crate::bmap::TransFork;
+use crate::dir::Lookup;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeHandle};
 use crate::setattr::touch;
 use crate::symlink::TargetError;
 use crate::trans::Trans;
-use crate::trans_fork::TransFork;
 use xfs_format::dir::is_valid_name;
 use xfs_format::error::FormatError;
-use xfs_format::inode::{InodeFlags, InodeType};
+use xfs_format::inode::InodeFlags;
 use xfs_format::log::InodeFields;
 use xfs_format::types::InodeNumber;
 
-/// The most names that an inode can have.
+/// Maximum number of names of an inode.
 const LINKS_MAX: u32 = i32::MAX as u32;
-/// The longest name, in bytes.
+/// Maximum length of a name in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Fails for what cannot be a name in a directory.
+/// Fails if `name` cannot be a name in a directory.
 fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(NameProblem::TooLong.into());
@@ -62,7 +63,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless `inode` is the directory that the handle stands for, and can take names.
+/// Fails unless `inode` is the directory that the handle stands for and can take names.
 fn check_directory(dir: &InodeHandle, inode: &Inode) -> Result<()> {
     dir.check(inode)?;
     if !inode.is_dir() {
@@ -74,8 +75,8 @@ fn check_directory(dir: &InodeHandle, inode: &Inode) -> Result<()> {
     Ok(())
 }
 
-/// A directory that hands its project down takes no inode of another one in. Special files without a project may
-/// come: tools that set up projects pass them over.
+/// A directory that passes on its project accepts no inode of another project, except special files without a project:
+/// tools that set up projects skip those.
 fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
     let (dir, inode) = (dir.core(), inode.core());
     let passed_over = inode.kind.is_special() && inode.projid == 0;
@@ -85,30 +86,17 @@ fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
     Ok(())
 }
 
-/// Looks for a name of a joined directory, as the transaction sees it, to change it.
-fn look(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Lookup> {
-    crate::dir::look(&mut TransFork::new(trans, dir, ForkKind::Data), name)
+/// Looks up a name in a joined directory, as the transaction sees it, in order to change it.
+fn find(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Lookup> {
+    crate::dir::find(&mut TransFork::new(trans, dir, ForkKind::Data), name)
 }
 
-/// The same, to add it.
-fn look_to_add(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Lookup> {
-    crate::dir::look_to_add(&mut TransFork::new(trans, dir, ForkKind::Data), name)
+/// The same, in order to add it.
+fn find_to_add(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Lookup> {
+    crate::dir::find_to_add(&mut TransFork::new(trans, dir, ForkKind::Data), name)
 }
 
-/// What a directory entry says of an inode's type.
-fn file_type(kind: InodeType) -> FileType {
-    match kind {
-        InodeType::Fifo => FileType::Fifo,
-        InodeType::CharDevice => FileType::CharDevice,
-        InodeType::Directory => FileType::Directory,
-        InodeType::BlockDevice => FileType::BlockDevice,
-        InodeType::Regular => FileType::Regular,
-        InodeType::Symlink => FileType::Symlink,
-        InodeType::Socket => FileType::Socket,
-    }
-}
-
-/// Fails unless the name of `inode` may go from `dir`.
+/// Fails unless the name of `inode` may be removed from `dir`.
 fn check_may_remove(dir: &Inode, inode: &Inode) -> Result<()> {
     dir.check_unprotected()?;
     inode.check_unprotected()
@@ -118,7 +106,7 @@ fn check_may_remove(dir: &Inode, inode: &Inode) -> Result<()> {
 fn add_links(trans: &mut Trans<'_>, ino: InodeNumber, by: i32) -> Result<()> {
     let links = trans.inode(ino).nlink();
     let Some(new) = links.checked_add_signed(by) else {
-        // It has more names than it counts.
+        // It has more names than its link count.
         return Err(Error::corrupt_inode(ino, FormatError::value("inode", "link count", links.into())));
     };
     if new > LINKS_MAX {

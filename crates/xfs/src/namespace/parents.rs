@@ -1,15 +1,15 @@
-//! Parent pointers: on volumes that have them, each name of an inode has an attribute that says where it is.
+//! Parent pointers: on volumes that have them, each name of an inode has an attribute that says where the name is.
 //!
-//! A pointer comes, moves and goes in the very transaction that does the same to its name, so that no crash comes between
-//! them and no intent is needed. Nobody looks for the pointers of an inode without names: those of the last name go with
-//! the inode. The root directory has no name, and no pointer.
+//! A pointer is added, moved and removed in the same transaction as its name, so that no crash comes in between and no
+//! intent is needed. Nobody looks up the pointers of an inode without names: those of the last name go with the inode.
+//! The root directory has neither name nor pointer.
 
 use crate::attr::ParentRecord;
 use crate::attr::edit::{self, EditError};
+use crate::bmap::TransFork;
 use crate::error::{Error, Result};
 use crate::setattr::attr_fork;
 use crate::trans::Trans;
-use crate::trans_fork::TransFork;
 use xfs_format::error::FormatError;
 use xfs_format::types::InodeNumber;
 
@@ -54,7 +54,7 @@ pub(super) fn replace(
     add(trans, ino, to_dir, to)
 }
 
-/// What a pointer says of a joined directory.
+/// The pointer's record of a joined directory.
 fn record(trans: &Trans<'_>, dir: InodeNumber) -> ParentRecord {
     ParentRecord { dir, generation: trans.inode(dir).core().generation }
 }

@@ -1,8 +1,9 @@
-//! Names that go, and inodes that go with their last one.
+//! Removing names, and inodes with their last name.
 
 use super::locking::join_all;
 use super::lookup::{cached_child, forget, remove_entry};
-use super::{NameProblem, add_links, check_directory, check_may_remove, check_name, look, parents, touch};
+use super::{NameProblem, add_links, check_directory, check_may_remove, check_name, find, parents, touch};
+use crate::bmap::TransFork;
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
 use crate::ialloc;
@@ -10,8 +11,7 @@ use crate::inactive;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::reservation::Need;
-use crate::trans_fork::TransFork;
+use crate::trans::reservation::ReservationBuilder;
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
@@ -23,12 +23,13 @@ use xfs_format::types::InodeNumber;
 pub enum Removal {
     /// Anything but a directory.
     File,
-    /// A directory that is empty.
+    /// An empty directory.
     Directory,
 }
 
-/// Removes a name. What it stood for is freed with its last name, as soon as nobody has it open; it stays, and its
-/// name, if others share its blocks. Gives its number where it lost its last name and somebody has it open.
+/// Removes a name. If it was the last one of its inode, the inode is freed as soon as nobody has it open. It stays,
+/// with its name, if other files wrongly share its blocks. Returns its number if it lost its last name and somebody has
+/// it open.
 pub fn remove(
     mount: &Arc<Mount>,
     dir: &InodeHandle,
@@ -40,15 +41,15 @@ pub fn remove(
     loop {
         let child = child_of(mount, dir, name)?;
         let known = &mount.write_side()?.reservations.remove;
-        let reservation = known.get(mount.geometry(), || need_to_remove(mount).reservation().or_no_blocks());
+        let reservation = known.get(mount.geometry(), || reservation_to_remove(mount).build().or_no_blocks());
         let mut trans = Trans::start(mount, reservation)?;
         join_all(&mut trans, &[dir.entry(), &child])?;
         check_directory(dir, trans.inode(dir.ino()))?;
-        let found = look(&mut trans, dir.ino(), name)?;
+        let found = find(&mut trans, dir.ino(), name)?;
         match found.found() {
             None => return Err(NameProblem::Missing.into()),
             Some((ino, _)) if ino != child.ino() => {
-                // Where names in memory are wrong, as a directory is damaged, this one is not taken from there again.
+                // If the names in memory are wrong because the directory is damaged, do not use this one again.
                 forget(&trans, dir.ino(), name);
                 continue;
             }
@@ -65,19 +66,25 @@ pub fn remove(
     }
 }
 
-pub(super) fn need_to_remove(mount: &Mount) -> Need<'_> {
-    Need::new(mount.geometry()).inodes(3).dir_change().parent_changes(1).unlinked().inode_chunk().steps(2)
+pub(super) fn reservation_to_remove(mount: &Mount) -> ReservationBuilder<'_> {
+    ReservationBuilder::new(mount.geometry())
+        .inodes(3)
+        .dir_change()
+        .parent_changes(1)
+        .unlinked()
+        .inode_chunk()
+        .log_count(2)
 }
 
-/// What a name stands for at the moment. Whoever locks the two then looks again whether the name stands for this
-/// inode: if so, for whatever file it is by then.
+/// The inode that a name has at the moment. The caller locks both and then checks that the name still has this inode;
+/// the inode may belong to another file by then.
 pub(super) fn child_of(mount: &Arc<Mount>, dir: &InodeHandle, name: &[u8]) -> Result<Arc<InodeEntry>> {
     if let Some(child) = cached_child(mount, dir, name) {
         point("a child is found");
         return Ok(Arc::clone(child.entry()));
     }
     loop {
-        let (shared, inode) = dir.share()?;
+        let (shared, inode) = dir.ilock_shared()?;
         check_directory(dir, &inode)?;
         let fork = mount.fork(&inode, ForkKind::Data).ok_or(NameProblem::Missing)?;
         let ino = crate::dir::lookup(&*fork, name)?.ok_or(NameProblem::Missing)?.0;
@@ -86,8 +93,8 @@ pub(super) fn child_of(mount: &Arc<Mount>, dir: &InodeHandle, name: &[u8]) -> Re
         point("a child is found");
         match mount.entry(ino) {
             Err(Error::NoSuchInode(_)) if mount.is_writable() => {
-                // It was removed since, or the directory is damaged: looking again ends only where it changed.
-                let (_shared, now) = dir.share()?;
+                // It was removed since, or the directory is damaged. Looking again ends only if something changed.
+                let (_shared, now) = dir.ilock_shared()?;
                 if Arc::ptr_eq(&inode, &now) {
                     return Err(names_free_inode(dir.ino(), ino));
                 }
@@ -97,7 +104,7 @@ pub(super) fn child_of(mount: &Arc<Mount>, dir: &InodeHandle, name: &[u8]) -> Re
     }
 }
 
-/// A directory that has a name for an inode which its group's tree says is free.
+/// The error for a directory with a name for an inode that is free in its inode tree.
 fn names_free_inode(dir: InodeNumber, ino: InodeNumber) -> Error {
     Error::corrupt_inode(dir, FormatError::value("directory", "name of an inode that is not in use", ino.0))
 }
@@ -115,8 +122,8 @@ pub(super) fn check_removable(trans: &mut Trans<'_>, ino: InodeNumber, what: Rem
     }
 }
 
-/// Takes a name off a joined inode, which it has in the joined directory `dir`. The entry goes behind this: the inode's end
-/// locks an AGI, and a directory that changes may lock AGFs.
+/// Removes from a joined inode a link that it has in the joined directory `dir`. The entry is removed after this:
+/// freeing the inode locks an AGI, and a directory that changes may lock AGFs.
 pub(super) fn drop_name(
     trans: &mut Trans<'_>,
     (dir, name): (InodeNumber, &[u8]),
@@ -125,7 +132,7 @@ pub(super) fn drop_name(
 ) -> Result<()> {
     touch(trans, ino, false, now);
     if trans.inode(ino).is_dir() {
-        // Its own `.`, and its `..` in the parent.
+        // Its own `.`, and its name in the parent.
         add_links(trans, ino, -2)?;
         add_links(trans, dir, -1)?;
     } else {
@@ -134,9 +141,9 @@ pub(super) fn drop_name(
     if trans.inode(ino).nlink() > 0 {
         return parents::remove(trans, ino, dir, name);
     }
-    // Once the name is gone for good, so must be the blocks.
-    trans.volume().check_freeable(trans.inode(ino))?;
-    // Nothing to take apart first, and nobody who still uses it: one transaction does it all.
+    // If the name goes for good, its blocks must be freeable.
+    trans.mount().check_freeable(trans.inode(ino))?;
+    // There is nothing to take apart first, and nobody still uses it: one transaction does everything.
     if inactive::can_be_freed_at_once(trans, ino) {
         return inactive::free(trans, ino);
     }

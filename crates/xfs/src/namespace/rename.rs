@@ -1,19 +1,19 @@
-//! Names that move.
+//! Renaming.
 
 use super::locking::join_all;
 use super::lookup::{forget, remove_entry, replace_entry};
 use super::remove::{self, check_removable, drop_name};
 use super::{
-    NameProblem, Removal, add_links, check_directory, check_may_remove, check_name, check_project, file_type,
-    look, look_to_add, parents, touch,
+    NameProblem, Removal, add_links, check_directory, check_may_remove, check_name, check_project, find,
+    find_to_add, parents, touch,
 };
+use crate::bmap::TransFork;
 use crate::dir::{self, Lookup, NewEntry};
 use crate::error::Result;
 use crate::inactive;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans_fork::TransFork;
 use fileio::testing::point;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -22,33 +22,33 @@ use xfs_format::types::InodeNumber;
 
 /// How a rename treats the new name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RenameFlags {
-    /// What has the new name is replaced.
+pub enum Rename {
+    /// An existing file is replaced.
     #[default]
     Replace,
-    /// The new name must be free.
+    /// It must not exist.
     NoReplace,
-    /// The two change places.
+    /// The two files swap names.
     Exchange,
 }
 
 /// One end of a rename.
-struct End<'a> {
+struct RenameEnd<'a> {
     dir: &'a InodeHandle,
     name: &'a [u8],
 }
 
-/// Moves a name, in one step. Gives the number of an inode that lost its last name by that and that somebody has open.
+/// Moves a name in one step. Returns the number of an inode that lost its last name by that and that somebody has open.
 pub fn rename(
     mount: &Arc<Mount>,
     (from_dir, from): (&InodeHandle, &[u8]),
     (to_dir, to): (&InodeHandle, &[u8]),
-    how: RenameFlags,
+    how: Rename,
     now: Timestamp,
 ) -> Result<Option<InodeNumber>> {
     check_name(from)?;
     check_name(to)?;
-    let (source, target) = (End { dir: from_dir, name: from }, End { dir: to_dir, name: to });
+    let (source, target) = (RenameEnd { dir: from_dir, name: from }, RenameEnd { dir: to_dir, name: to });
     loop {
         if let Some(replaced) = try_rename(mount, &source, &target, how, now)? {
             return match replaced {
@@ -59,12 +59,13 @@ pub fn rename(
     }
 }
 
-/// One attempt: `None` if what the names stand for changed before they were locked; else what lost its name.
+/// One attempt. `None` if the names changed before their inodes were locked; otherwise the inode that lost its last
+/// name.
 fn try_rename(
     mount: &Arc<Mount>,
-    source: &End<'_>,
-    target: &End<'_>,
-    how: RenameFlags,
+    source: &RenameEnd<'_>,
+    target: &RenameEnd<'_>,
+    how: Rename,
     now: Timestamp,
 ) -> Result<Option<Option<Arc<InodeEntry>>>> {
     let moved = remove::child_of(mount, source.dir, source.name)?;
@@ -74,15 +75,15 @@ fn try_rename(
         Err(error) => return Err(error),
     };
     let across = source.dir.ino() != target.dir.ino();
-    // Either may be another file by now, of another type: so much is looked at again behind their locks.
-    let is_dir = |entry: &Arc<InodeEntry>| entry.peek().is_dir();
+    // Either may be a file of another type by now: this is checked again under their locks.
+    let is_dir = |entry: &Arc<InodeEntry>| entry.snapshot().is_dir();
     let dirs_seen = (is_dir(&moved), there.as_ref().is_some_and(is_dir));
     let _moves = exclude_moves(mount, across, dirs_seen)?;
     check_no_loop(mount, (source, dirs_seen.0, &moved), (target, dirs_seen.1, there.as_ref()), how)?;
 
     point("a rename has looked");
-    let need = remove::need_to_remove(mount).inodes(2).dir_change().parent_changes(1).steps(2);
-    let mut trans = Trans::start(mount, need.reservation())?;
+    let need = remove::reservation_to_remove(mount).inodes(2).dir_change().parent_changes(1).log_count(2);
+    let mut trans = Trans::start(mount, need.build())?;
     let mut all = vec![source.dir.entry(), target.dir.entry(), &moved];
     all.extend(&there);
     join_all(&mut trans, &all)?;
@@ -90,17 +91,17 @@ fn try_rename(
     check_directory(source.dir, trans.inode(dirs.0))?;
     check_directory(target.dir, trans.inode(dirs.1))?;
     let is = |entry: Option<&Arc<InodeEntry>>| entry.map(|entry| entry.ino());
-    let source_at = look(&mut trans, dirs.0, source.name)?;
+    let source_at = find(&mut trans, dirs.0, source.name)?;
     match number(&source_at) {
         None => return Err(NameProblem::Missing.into()),
         found if found != Some(moved.ino()) => {
-            // Names in memory may be wrong, as a directory is damaged: this one is not taken from there again.
+            // The names in memory may be wrong because the directory is damaged. Do not use this one again.
             forget(&trans, dirs.0, source.name);
             return Ok(None);
         }
         _ => {}
     }
-    let target_at = look_to_add(&mut trans, dirs.1, target.name)?;
+    let target_at = find_to_add(&mut trans, dirs.1, target.name)?;
     if number(&target_at) != is(there.as_ref()) {
         forget(&trans, dirs.1, target.name);
         return Ok(None);
@@ -111,11 +112,11 @@ fn try_rename(
         return Ok(None);
     }
     match (&there, how) {
-        (Some(_), RenameFlags::NoReplace) => return Err(NameProblem::Exists.into()),
-        (None, RenameFlags::Exchange) => return Err(NameProblem::Missing.into()),
-        // Two names of one inode: nothing happens, as POSIX wants it.
+        (Some(_), Rename::NoReplace) => return Err(NameProblem::Exists.into()),
+        (None, Rename::Exchange) => return Err(NameProblem::Missing.into()),
+        // Two names of one inode: POSIX demands that nothing happens.
         (Some(other), _) if other.ino() == ino => return Ok(Some(None)),
-        // Of two that change places, the kernel asks the first alone.
+        // For an exchange, the kernel checks only the first.
         _ => check_project(trans.inode(dirs.1), trans.inode(ino))?,
     }
     check_may_remove(trans.inode(dirs.0), trans.inode(ino))?;
@@ -124,7 +125,7 @@ fn try_rename(
         None => trans.inode(dirs.1).check_may_grow()?,
     }
     let outcome = match (&there, how) {
-        (Some(other), RenameFlags::Exchange) => {
+        (Some(other), Rename::Exchange) => {
             exchange(&mut trans, (dirs.0, source.name, ino), (dirs.1, target.name, other.ino()), now)?;
             None
         }
@@ -136,14 +137,14 @@ fn try_rename(
             Some(Arc::clone(other))
         }
         (None, _) => {
-            let entry = NewEntry { name: target.name, ino, ftype: file_type(trans.inode(ino).kind()) };
+            let entry = NewEntry { name: target.name, ino, ftype: trans.inode(ino).kind().into() };
             target_at.add(&mut TransFork::new(&mut trans, dirs.1, ForkKind::Data), entry)?;
             None
         }
     };
-    if how != RenameFlags::Exchange {
-        // In one directory the change of the other name may have moved this one.
-        let source_at = if across { source_at } else { look(&mut trans, dirs.0, source.name)? };
+    if how != Rename::Exchange {
+        // Within one directory, changing the other name may have moved this one.
+        let source_at = if across { source_at } else { find(&mut trans, dirs.0, source.name)? };
         remove_entry(&mut trans, dirs.0, source.name, source_at)?;
         parents::replace(&mut trans, ino, (dirs.0, source.name), (dirs.1, target.name))?;
         if across && trans.inode(ino).is_dir() {
@@ -157,8 +158,8 @@ fn try_rename(
     Ok(Some(outcome))
 }
 
-/// Directories that go from one directory to another go one at a time: nobody makes a loop behind our back, or changes
-/// what lies above a directory while that is looked at.
+/// Moves of directories between directories exclude each other. So nobody makes a loop meanwhile, or changes the
+/// ancestors of a directory while they are checked.
 fn exclude_moves(
     mount: &Mount,
     across: bool,
@@ -171,9 +172,9 @@ fn exclude_moves(
 /// A directory must not become its own ancestor.
 fn check_no_loop(
     mount: &Arc<Mount>,
-    (source, moved_is_dir, moved): (&End<'_>, bool, &InodeEntry),
-    (target, there_is_dir, there): (&End<'_>, bool, Option<&Arc<InodeEntry>>),
-    how: RenameFlags,
+    (source, moved_is_dir, moved): (&RenameEnd<'_>, bool, &InodeEntry),
+    (target, there_is_dir, there): (&RenameEnd<'_>, bool, Option<&Arc<InodeEntry>>),
+    how: Rename,
 ) -> Result<()> {
     if source.dir.ino() == target.dir.ino() {
         return Ok(());
@@ -185,9 +186,8 @@ fn check_no_loop(
         && there_is_dir
         && is_below(mount, source.dir, there.ino())?
     {
-        // Exchanged, it would go below itself; replaced, it would have to be empty, and is not.
-        let problem =
-            if how == RenameFlags::Exchange { NameProblem::IntoItself } else { NameProblem::NotEmpty };
+        // In an exchange it would end up below itself. To be replaced it would have to be empty, and it is not.
+        let problem = if how == Rename::Exchange { NameProblem::IntoItself } else { NameProblem::NotEmpty };
         return Err(problem.into());
     }
     Ok(())
@@ -197,7 +197,7 @@ fn check_no_loop(
 fn is_below(mount: &Arc<Mount>, dir: &InodeHandle, ancestor: InodeNumber) -> Result<bool> {
     let root = mount.geometry().root;
     let mut at = dir.clone();
-    // A damaged volume may have a loop of parents: no path is longer than there are inodes.
+    // A damaged volume may have a loop of parents: no path is longer than the number of inodes.
     for _ in 0..=mount.write_side()?.counters.inodes() {
         if at.ino() == ancestor {
             return Ok(true);
@@ -206,16 +206,16 @@ fn is_below(mount: &Arc<Mount>, dir: &InodeHandle, ancestor: InodeNumber) -> Res
             return Ok(false);
         }
         let parent = remove::child_of(mount, &at, b"..").map_err(|error| {
-            // Directories above one that is there do not go; and what has gone is no matter of its parents.
+            // The ancestors of an existing directory do not vanish. If `dir` itself has vanished, report that.
             dir.current().err().unwrap_or(error)
         })?;
         point("a parent is found");
-        at = InodeHandle::new(Arc::clone(&parent), &parent.peek());
+        at = InodeHandle::new(Arc::clone(&parent), &parent.snapshot());
     }
     Err(NameProblem::IntoItself.into())
 }
 
-/// A directory has another parent.
+/// Updates a directory that has got another parent.
 fn change_parent(trans: &mut Trans<'_>, ino: InodeNumber, from: InodeNumber, to: InodeNumber) -> Result<()> {
     let ftype = crate::dir::FileType::Directory;
     dir::replace(&mut TransFork::new(trans, ino, ForkKind::Data), b"..", to, ftype)?;
@@ -223,7 +223,7 @@ fn change_parent(trans: &mut Trans<'_>, ino: InodeNumber, from: InodeNumber, to:
     add_links(trans, to, 1)
 }
 
-/// The inode that a name was found to stand for.
+/// The inode number that a lookup found.
 fn number(lookup: &Lookup) -> Option<InodeNumber> {
     lookup.found().map(|(ino, _)| ino)
 }
@@ -235,7 +235,7 @@ fn exchange(
     now: Timestamp,
 ) -> Result<()> {
     for (dir, name, ino) in [(a_dir, a_name, b), (b_dir, b_name, a)] {
-        let lookup = look(trans, dir, name)?;
+        let lookup = find(trans, dir, name)?;
         replace_entry(trans, dir, name, lookup, ino)?;
     }
     let (a_at, b_at) = ((a_dir, a_name), (b_dir, b_name));

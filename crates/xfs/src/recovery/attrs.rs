@@ -1,23 +1,23 @@
-//! Attributes that a kernel promised to change (ATTRI), and had not changed when the crash came.
+//! Attribute changes that a kernel logged as intents (ATTRI) and had not finished at the crash.
 
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
 use crate::attr::edit::{new, put_new, take_old};
+use crate::bmap::TransFork;
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
 use crate::trans::{AttrWork, Trans};
-use crate::trans_fork::TransFork;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
 
-/// Changes the attribute, in whatever state it is. The inode is joined here, as nobody had it when recovery began.
+/// Changes the attribute, in whatever state it is. The inode is joined here, because nobody had it when recovery began.
 pub(super) fn change_attr(trans: &mut Trans<'_>, work: &AttrWork) -> Result<()> {
     let (ino, change) = (work.ino(), work.change());
     let damaged = |problem| Error::corrupt_inode(ino, problem);
     work.check(trans.geometry()).map_err(damaged)?;
-    let entry = trans.volume().entry(ino)?;
-    let locked = entry.lock();
+    let entry = trans.mount().entry(ino)?;
+    let locked = entry.ilock();
     trans.join_inode(Arc::clone(&entry), locked)?;
     let generation = trans.inode(ino).core().generation;
     if change.op.is_parent() && change.generation != generation {

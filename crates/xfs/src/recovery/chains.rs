@@ -1,17 +1,17 @@
-//! Which chains of deferred work a log has unfinished, and how far each had come: for whoever tests recovery, or wants to
-//! know what a crash left.
+//! Which chains of deferred work are unfinished in a log, and how far each has come: for tests of recovery, and to find
+//! out what a crash left.
 //!
-//! A log does not say what belongs together. Intents are taken for one chain here if they are about the same blocks or the
-//! same inodes; and one that was carried out belongs to it if that came to the log no earlier than the first that was not.
+//! A log does not say what belongs together. Here, intents are taken for one chain if they are about the same blocks or
+//! the same inodes. A finished intent belongs to the chain if it was logged no earlier than the first unfinished one.
 //! What began and ended within one checkpoint is not in the log at all.
 
 use super::for_each_transaction;
+use super::pass1::{ended, promised};
 use super::records::Records;
-use super::survey::{ended, promised};
 use crate::error::Result;
 use crate::mount::read_superblock;
-use crate::recovery::clean::log_ends;
-use crate::trans::Promise;
+use crate::recovery::log_ends::log_ends;
+use crate::trans::IntentWork;
 use blockdev::BlockDevice;
 use std::collections::HashMap;
 use std::fmt;
@@ -22,9 +22,9 @@ use xfs_format::types::Lsn;
 /// An intent in a log.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LoggedIntent {
-    /// Its name, as the log's documentation has it: `EFI`, `RUI`, `CUI`, `BUI`, `ATTRI`, `XMI`.
+    /// Its name as in the log's documentation: `EFI`, `RUI`, `CUI`, `BUI`, `ATTRI`, `XMI`.
     pub kind: &'static str,
-    /// What it promises, in a word; nothing where there is but one thing that it can be.
+    /// What it does, in a word. Empty if its kind has only one meaning.
     pub what: String,
 }
 
@@ -35,16 +35,16 @@ impl fmt::Display for LoggedIntent {
     }
 }
 
-/// A chain of which something is unfinished.
+/// A chain with an unfinished intent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoggedChain {
-    /// What was carried out, as far as the log shows it.
+    /// What was finished, as far as the log shows it.
     pub done: Vec<LoggedIntent>,
-    /// What is still to be done, in the order in which it was promised.
+    /// What is still to be done, in the order in which it was logged.
     pub left: Vec<LoggedIntent>,
 }
 
-/// The chains that the log of a volume has unfinished; none if it is clean. Nothing is written.
+/// The unfinished chains in the log of a volume; none if it is clean. Nothing is written.
 pub fn unfinished_chains(device: &dyn BlockDevice) -> Result<Vec<LoggedChain>> {
     let superblock = read_superblock(device)?;
     let ends = log_ends(device, &superblock)?;
@@ -52,7 +52,7 @@ pub fn unfinished_chains(device: &dyn BlockDevice) -> Result<Vec<LoggedChain>> {
         return Ok(Vec::new());
     }
     let records = Records::new(device, &superblock, &ends)?;
-    let mut found = Found::default();
+    let mut found = FoundIntents::default();
     for_each_transaction(&records, &mut |transaction| {
         let damaged = |problem| records.damaged_at(transaction.lsn, problem);
         for item in transaction.items().map_err(damaged)? {
@@ -67,27 +67,27 @@ pub fn unfinished_chains(device: &dyn BlockDevice) -> Result<Vec<LoggedChain>> {
     Ok(found.chains())
 }
 
-/// An intent, and what has become of it.
+/// An intent and its state.
 #[derive(Clone, Debug)]
-struct Seen {
+struct SeenIntent {
     kind: ItemType,
     begun: Lsn,
     ended: Option<Lsn>,
-    promise: Option<Promise>,
+    promise: Option<IntentWork>,
 }
 
 #[derive(Debug, Default)]
-struct Found {
-    intents: Vec<Seen>,
+struct FoundIntents {
+    intents: Vec<SeenIntent>,
     by_id: HashMap<(ItemType, u64), usize>,
 }
 
-impl Found {
-    fn begin(&mut self, kind: ItemType, id: u64, begun: Lsn, promise: Option<Promise>) {
+impl FoundIntents {
+    fn begin(&mut self, kind: ItemType, id: u64, begun: Lsn, promise: Option<IntentWork>) {
         if let Some(old) = self.by_id.insert((kind, id), self.intents.len()) {
             self.intents[old].ended.get_or_insert(begun);
         }
-        self.intents.push(Seen { kind, begun, ended: None, promise });
+        self.intents.push(SeenIntent { kind, begun, ended: None, promise });
     }
 
     fn end(&mut self, kind: ItemType, id: u64, lsn: Lsn) {
@@ -97,9 +97,9 @@ impl Found {
     }
 
     fn chains(self) -> Vec<LoggedChain> {
-        let (done, left): (Vec<Seen>, Vec<Seen>) =
+        let (done, left): (Vec<SeenIntent>, Vec<SeenIntent>) =
             self.intents.into_iter().partition(|intent| intent.ended.is_some());
-        let mut groups: Vec<(About, Vec<Seen>)> = Vec::new();
+        let mut groups: Vec<(About, Vec<SeenIntent>)> = Vec::new();
         for intent in left {
             let mut about = About::of(&intent);
             let mut of_it = Vec::new();
@@ -117,21 +117,21 @@ impl Found {
         let mut chains: Vec<LoggedChain> = Vec::new();
         for (about, members) in groups {
             let first = members.iter().map(|intent| intent.begun).min();
-            let belongs = |intent: &&Seen| {
+            let belongs = |intent: &&SeenIntent| {
                 intent.ended >= first
                     && about.meets(&About::of(intent))
-                    // One that was logged again, under another number, was not carried out.
+                    // One that was relogged under another number was not carried out.
                     && !members.iter().any(|member| member.is_again(intent))
             };
-            let done = done.iter().filter(belongs).flat_map(Seen::logged).collect();
-            chains.push(LoggedChain { done, left: members.iter().flat_map(Seen::logged).collect() });
+            let done = done.iter().filter(belongs).flat_map(SeenIntent::logged).collect();
+            chains.push(LoggedChain { done, left: members.iter().flat_map(SeenIntent::logged).collect() });
         }
         chains
     }
 }
 
-impl Seen {
-    /// What is said of it: each of its promises.
+impl SeenIntent {
+    /// Describes each of its pieces of work.
     fn logged(&self) -> Vec<LoggedIntent> {
         let kind = match self.kind {
             ItemType::Efi | ItemType::EfiRt => "EFI",
@@ -143,10 +143,10 @@ impl Seen {
             _ => "unknown",
         };
         let whats: Vec<String> = match &self.promise {
-            Some(Promise::Rmap(updates)) => updates.iter().map(|update| spaced(update.op)).collect(),
-            Some(Promise::Count(updates)) => updates.iter().map(|update| spaced(update.op)).collect(),
-            Some(Promise::Map(updates)) => updates.iter().map(|update| spaced(update.op)).collect(),
-            Some(Promise::Attr(work)) => vec![spaced(work.op())],
+            Some(IntentWork::Rmap(updates)) => updates.iter().map(|update| spaced(update.op)).collect(),
+            Some(IntentWork::Count(updates)) => updates.iter().map(|update| spaced(update.op)).collect(),
+            Some(IntentWork::Map(updates)) => updates.iter().map(|update| spaced(update.op)).collect(),
+            Some(IntentWork::Attr(work)) => vec![spaced(work.op())],
             _ => vec![String::new()],
         };
         let mut logged: Vec<LoggedIntent> =
@@ -156,7 +156,7 @@ impl Seen {
     }
 
     fn is_again(&self, old: &Self) -> bool {
-        let same = |promise: &Promise, other: &Promise| format!("{promise:?}") == format!("{other:?}");
+        let same = |promise: &IntentWork, other: &IntentWork| format!("{promise:?}") == format!("{other:?}");
         self.kind == old.kind
             && match (&self.promise, &old.promise) {
                 (Some(mine), Some(others)) => same(mine, others),
@@ -177,7 +177,7 @@ fn spaced(name: impl fmt::Debug) -> String {
     words
 }
 
-/// What an intent, or a chain of them, is about.
+/// What an intent or a chain is about.
 #[derive(Clone, Debug, Default)]
 struct About {
     inodes: Vec<u64>,
@@ -185,25 +185,25 @@ struct About {
 }
 
 impl About {
-    fn of(intent: &Seen) -> Self {
+    fn of(intent: &SeenIntent) -> Self {
         let run = |start: u64, len: u32| start..start + u64::from(len);
         let mut about = Self::default();
         match &intent.promise {
-            Some(Promise::Free(extents)) => {
+            Some(IntentWork::Free(extents)) => {
                 about.blocks.extend(extents.iter().map(|extent| run(extent.start.0, extent.len)));
             }
-            Some(Promise::Rmap(updates)) => {
+            Some(IntentWork::Rmap(updates)) => {
                 about.blocks.extend(updates.iter().map(|update| run(update.start.0, update.len)));
             }
-            Some(Promise::Count(updates)) => {
+            Some(IntentWork::Count(updates)) => {
                 about.blocks.extend(updates.iter().map(|update| run(update.start.0, update.len)));
             }
-            Some(Promise::Map(updates)) => {
+            Some(IntentWork::Map(updates)) => {
                 about.blocks.extend(updates.iter().map(|update| run(update.start.0, update.len)));
                 about.inodes.extend(updates.iter().map(|update| update.ino.0));
             }
-            Some(Promise::Exchange(exchange)) => about.inodes.extend(exchange.inodes.map(|ino| ino.0)),
-            Some(Promise::Attr(work)) => about.inodes.push(work.ino().0),
+            Some(IntentWork::Exchange(exchange)) => about.inodes.extend(exchange.inodes.map(|ino| ino.0)),
+            Some(IntentWork::Attr(work)) => about.inodes.push(work.ino().0),
             None => {}
         }
         about
@@ -228,17 +228,17 @@ mod tests {
     use xfs_format::log::{BmapOp, BmapUpdate, Extent, RefcountOp, RefcountUpdate, RmapOp, RmapUpdate};
     use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 
-    fn free(start: u64, len: u32) -> Option<Promise> {
-        Some(Promise::Free(smallvec![Extent { start: FsBlock(start), len }]))
+    fn free(start: u64, len: u32) -> Option<IntentWork> {
+        Some(IntentWork::Free(smallvec![Extent { start: FsBlock(start), len }]))
     }
 
-    fn count(start: u64, len: u32) -> Option<Promise> {
+    fn count(start: u64, len: u32) -> Option<IntentWork> {
         let update = RefcountUpdate { op: RefcountOp::FreeCow, start: FsBlock(start), len };
-        Some(Promise::Count(smallvec![update]))
+        Some(IntentWork::Count(smallvec![update]))
     }
 
-    fn map(start: u64, len: u32) -> Option<Promise> {
-        Some(Promise::Map(smallvec![BmapUpdate {
+    fn map(start: u64, len: u32) -> Option<IntentWork> {
+        Some(IntentWork::Map(smallvec![BmapUpdate {
             op: BmapOp::Unmap,
             ino: InodeNumber(128),
             start: FsBlock(start),
@@ -250,8 +250,8 @@ mod tests {
         }]))
     }
 
-    fn rmap(start: u64, len: u32) -> Option<Promise> {
-        Some(Promise::Rmap(smallvec![RmapUpdate {
+    fn rmap(start: u64, len: u32) -> Option<IntentWork> {
+        Some(IntentWork::Rmap(smallvec![RmapUpdate {
             op: RmapOp::UnmapShared,
             owner: 128,
             start: FsBlock(start),
@@ -263,7 +263,7 @@ mod tests {
         }]))
     }
 
-    fn said(found: Found) -> Vec<[String; 2]> {
+    fn said(found: FoundIntents) -> Vec<[String; 2]> {
         let words =
             |intents: &[LoggedIntent]| intents.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         found.chains().iter().map(|chain| [words(&chain.done), words(&chain.left)]).collect()
@@ -271,16 +271,16 @@ mod tests {
 
     #[test]
     fn what_is_about_the_same_blocks_is_one_chain() {
-        let mut found = Found::default();
-        // An older chain, which is over.
+        let mut found = FoundIntents::default();
+        // An older chain, which is finished.
         found.begin(ItemType::Efi, 1, Lsn(1), free(100, 10));
         found.end(ItemType::Efi, 1, Lsn(2));
-        // A mapping goes: told to the map, counted, and freed behind that.
+        // A mapping is removed: from the map, then from the refcounts, and then its blocks are freed.
         found.begin(ItemType::Bui, 2, Lsn(3), map(100, 10));
         found.begin(ItemType::Rui, 3, Lsn(4), rmap(100, 10));
         found.end(ItemType::Bui, 2, Lsn(4));
         found.begin(ItemType::Cui, 4, Lsn(4), count(104, 4));
-        // Somebody else's.
+        // It belongs to something else.
         found.begin(ItemType::Efi, 5, Lsn(4), free(200, 10));
         assert_eq!(
             said(found),
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn what_was_logged_again_was_not_done() {
-        let mut found = Found::default();
+        let mut found = FoundIntents::default();
         found.begin(ItemType::Cui, 1, Lsn(1), count(100, 4));
         found.end(ItemType::Cui, 1, Lsn(2));
         found.begin(ItemType::Cui, 2, Lsn(2), count(100, 4));
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn one_that_meets_two_makes_them_one() {
-        let mut found = Found::default();
+        let mut found = FoundIntents::default();
         found.begin(ItemType::Efi, 1, Lsn(1), free(100, 4));
         found.begin(ItemType::Efi, 2, Lsn(1), free(110, 4));
         found.begin(ItemType::Rui, 3, Lsn(1), rmap(102, 10));

@@ -1,58 +1,60 @@
-//! Recovery: a volume whose log holds changes that are not in their places becomes one whose log is clean.
+//! Recovery: replays a log with changes that are not in place yet, so that the log can be clean.
 //!
 //! ```text
-//! ends of the log ──> records ──> transactions ──> survey (what was freed, what was promised)
-//!   (clean)           (records)   (transactions)        │
-//!                                                 replay, into sectors in memory ──> verify ──> counters
-//!                                                       │ (replay, patch)                     (settle)
-//!                       open for reading: they stay a layer over the device, if nothing was promised (else: scratch)
-//!                       open for writing: written, flushed; then the journal goes on behind the head, and
-//!                       what was promised is carried out (finish)
+//! ends of the log ──> records ──> transactions ──> pass 1 (what was freed, which intents are unfinished)
+//!   (log_ends)        (records)   (transactions)      │  (pass1)
+//!                                                     │
+//!                                   replay, into sectors in memory ──> verify ──> counters
+//!                                             (replay, patch)                  (sum_counters)
+//!
+//! open for reading: the sectors stay in memory, over the device; if intents are unfinished, see scratch
+//! open for writing: written and flushed; then the journal goes on behind the head, and intents are finished (finish)
 //! ```
+//!
 //! Invariants:
-//! - nothing is written before all of the log was understood, and everything that it changes passed its verifier;
-//! - until that is on stable storage the log stays as it was: a crash during recovery is recovered like any other.
-//!   A change that is on disk already is recognised by the LSN that its block carries, and a block comes there whole;
-//! - intents that are not carried out yet hold the log's tail back, as they did before the crash;
-//! - memory goes with what the log holds, however large the volume is.
+//! - nothing is written before the whole log was understood and everything that it changes has passed its verifier;
+//! - the log stays as it was until that is on stable storage. So a crash during recovery is recovered like any other. A
+//!   change that is already on disk is recognized by its block's LSN, and a block is written as a whole;
+//! - unfinished intents hold the log's tail, as they did before the crash;
+//! - memory grows with the content of the log, not with the size of the volume.
 
 mod attrs;
-#[cfg(all(test, not(shuttle)))]
-mod behind_end;
 mod chains;
-pub mod clean;
+mod cow_leftovers;
 mod finish;
+pub mod log_ends;
 #[cfg(all(test, not(shuttle)))]
-mod many;
+mod many_intents;
+mod pass1;
+#[cfg(all(test, not(shuttle)))]
+mod past_eof;
 mod patch;
-mod reading;
+mod read_cache;
 mod records;
 mod replay;
 mod report;
 mod scratch;
-mod settle;
-mod staged;
-mod survey;
+mod sum_counters;
 mod transactions;
 mod unlinked;
 #[cfg(all(test, not(shuttle)))]
-mod wholes;
+mod whole_buffers;
 
 pub use chains::{LoggedChain, LoggedIntent, unfinished_chains};
+pub(crate) use cow_leftovers::free_staged;
 pub use report::{Counts, Report};
 pub(crate) use scratch::finish_in_memory;
-pub(crate) use staged::free_staged;
 
 use crate::error::{Error, Result};
 use crate::log::{check_headers, check_record_size};
 use blockdev::BlockDevice;
+use pass1::{Pass1, Unfinished, intent_name};
 use patch::Patch;
 use records::Records;
 use replay::{Ahead, Replay};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use survey::{Survey, Unfinished, intent_name};
-use transactions::{Gather, Transaction};
+use transactions::{Transaction, TransactionBuilder};
 use xfs_format::feature_table;
 use xfs_format::geometry::Geometry;
 use xfs_format::log::LogEnds;
@@ -67,11 +69,11 @@ pub(crate) struct Replayed {
     report: Report,
     unfinished: Vec<Unfinished>,
     highest_id: u64,
-    /// The size of the record that tells of the oldest of the unfinished.
+    /// The size of the record with the oldest unfinished intent.
     record_size: Option<u32>,
-    /// Where the log ends.
+    /// The end of the log.
     head: Lsn,
-    /// The LSN of something that the log has changes of, and that is newer than all of them can be.
+    /// The LSN of something that the log changes and that is newer than all of these changes can be.
     ahead: Option<Ahead>,
 }
 
@@ -89,27 +91,27 @@ pub(crate) fn replay(
         return Err(Error::CannotRecover(format!("what it may hold is not known: {}", unknown.join(", "))));
     }
     let records = Records::new(&**device, superblock, ends)?;
-    let mut survey = Survey::default();
+    let mut pass1 = Pass1::default();
     let (count, dropped) = for_each_transaction(&records, &mut |transaction| {
-        survey.add(transaction).map_err(|problem| records.damaged_at(transaction.lsn, problem))
+        pass1.add(transaction).map_err(|problem| records.damaged_at(transaction.lsn, problem))
     })?;
-    survey.counts.records = count;
-    survey.counts.dropped = dropped;
-    survey.counts.log_bytes = records.len() * 512;
-    let unfinished: Vec<Unfinished> = survey.unfinished().cloned().collect();
-    let highest_id = survey.highest_id;
+    pass1.counts.records = count;
+    pass1.counts.dropped = dropped;
+    pass1.counts.log_bytes = records.len() * 512;
+    let unfinished: Vec<Unfinished> = pass1.unfinished().cloned().collect();
+    let highest_id = pass1.highest_id;
     let oldest = unfinished.iter().map(|intent| intent.lsn).min();
     let record_size = oldest.map(|lsn| records.size_at(lsn)).transpose()?;
 
     let log = superblock.log_daddr().0 * 512;
     let log = log..log + superblock.log_bytes();
-    let Survey { void, mut counts, size, .. } = survey;
+    let Pass1 { cancels, mut counts, size, .. } = pass1;
     let geometry = Geometry::from_superblock(&grown(superblock, size)?);
-    let mut replay = Replay::new(device, &geometry, &log, void, ends.head_lsn());
+    let mut replay = Replay::new(device, &geometry, &log, cancels, ends.head_lsn());
     for_each_transaction(&records, &mut |transaction| replay.transaction(transaction))?;
     let (patch, replayed, ahead) = replay.finish()?;
     counts += replayed;
-    let (patch, superblock) = settle::settle(patch, superblock)?;
+    let (patch, superblock) = sum_counters::settle(patch, superblock)?;
     counts.bytes_changed = patch.bytes_changed();
     let names: BTreeSet<&str> = unfinished.iter().map(|intent| intent_name(intent.kind)).collect();
     let report = Report {
@@ -133,8 +135,8 @@ pub(crate) fn replay(
     Ok(replayed)
 }
 
-/// The superblock with the size that the volume has somewhere in the log, if it is larger than before: changes of what
-/// came in addition are in the log too.
+/// The superblock with the largest size that the volume has in the log, if it grew: the log also changes the added
+/// groups.
 fn grown(superblock: &Superblock, size: Option<(u64, u32)>) -> Result<Superblock> {
     let raw = superblock.raw();
     let now = (raw.dblocks.get(), raw.agcount.get());
@@ -142,13 +144,13 @@ fn grown(superblock: &Superblock, size: Option<(u64, u32)>) -> Result<Superblock
     superblock.resized(size.map_or(now, |size| size.max(now))).map_err(damaged)
 }
 
-/// Calls `each` with every committed transaction, in the order of their commits. Gives the number of records, and how
-/// many transactions were never committed.
+/// Calls `each` with every committed transaction in commit order. Returns the number of records, and how many
+/// transactions were never committed.
 fn for_each_transaction(
     records: &Records<'_>,
     each: &mut dyn FnMut(&Transaction) -> Result<()>,
 ) -> Result<(u64, u64)> {
-    let mut gather = Gather::default();
+    let mut gather = TransactionBuilder::default();
     let count = records.for_each_op(&mut |lsn, op| {
         let done = gather.take(lsn, op).map_err(|problem| records.damaged_at(lsn, problem))?;
         done.map_or(Ok(()), |transaction| each(&transaction))
@@ -157,17 +159,17 @@ fn for_each_transaction(
 }
 
 impl Replayed {
-    /// The superblock after the replay, with counters that are right.
+    /// The superblock after the replay, with correct counters.
     pub(crate) fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// Whether work was begun and not finished.
+    /// Whether there is unfinished work.
     pub(crate) fn owes(&self) -> bool {
         !self.unfinished.is_empty()
     }
 
-    /// The volume as it is after the replay, for reading, though what was promised cannot be done.
+    /// The volume as it is after the replay, for reading, although its intents cannot be finished.
     pub(crate) fn into_device_despite(mut self, error: &Error) -> (Arc<dyn BlockDevice>, Report) {
         self.report.obstacle.get_or_insert_with(|| error.to_string());
         self.into_device()
@@ -178,8 +180,8 @@ impl Replayed {
         (self.patch, self.report)
     }
 
-    /// Whether the volume can go on to be written: [`Error::CannotRecover`] if something in it has to be done first
-    /// that this version cannot do.
+    /// Checks that the volume can be written: [`Error::CannotRecover`] if it has unfinished work that this version
+    /// cannot do.
     pub(crate) fn check_writable(&self) -> Result<()> {
         let unknown: BTreeSet<&str> = self
             .unfinished
@@ -217,7 +219,7 @@ impl Replayed {
     }
 }
 
-/// A volume on which everything that the log says is in its place, but for the work that it owes.
+/// A volume on which all changes of the log are in place, except for unfinished work.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     report: Report,
@@ -227,9 +229,9 @@ pub(crate) struct Recovered {
 }
 
 impl Recovered {
-    /// The log's ends for whoever goes on with it: nothing waits to be replayed, but a crash would still have
-    /// recovery begin at the old tail. While something is unfinished, that is no later than the oldest of it, and
-    /// records have to be of the size that is said there.
+    /// The log's ends for going on with it: nothing has to be replayed, but recovery after a crash would still begin at
+    /// the old tail. While something is unfinished, the tail is not beyond the oldest of it, and records must have the
+    /// size given there.
     pub(crate) fn ends(&self, found: LogEnds) -> LogEnds {
         let record_size = self.record_size.unwrap_or(found.record_size);
         LogEnds { clean: true, tail: self.report.tail, record_size, ..found }

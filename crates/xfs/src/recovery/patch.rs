@@ -1,13 +1,13 @@
-//! What replay changes, in memory: sectors that lie over those of a device.
+//! What replay changes, in memory: sectors on top of those of a device.
 //!
-//! Invariants: the device below is never written before [`Patch::write_out`]; only sectors that changed are kept, so
-//! that memory goes with what the log holds; nothing outside the volume, and nothing of the log, is ever changed; and
-//! every buffer of which anything changed goes to the device whole, in one write. Its first sector tells its LSN, for
-//! all of it: a kernel that recovers what a crash left of this recovery takes a buffer for as new as that sector says.
+//! Invariants: the device below is not written before [`Patch::write_out`]. Only sectors that changed are kept, so
+//! memory grows with the content of the log. Nothing outside of the volume and nothing of the log is ever changed.
+//! Every buffer with a change is written to the device as a whole, in one write: its first sector has the LSN for all
+//! of it, and a kernel that recovers after a crash during this recovery takes the whole buffer to be as new as that.
 
-use super::reading::Reading;
+use super::read_cache::ReadCache;
 use crate::error::{Error, Result};
-use blockdev::{AlignedBuf, BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+use blockdev::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,40 +16,40 @@ use xfs_format::error::FormatError;
 use xfs_format::types::DiskAddr;
 
 const SECTOR: u64 = 512;
-/// Most bytes that are written at once, but for buffers that are longer together.
+/// Maximum bytes per write, except for overlapping buffers that are longer.
 const WRITE_MAX: u64 = 1 << 20;
-/// How many write at once: they wait more than they compute.
+/// Number of writing threads: they wait more than they compute.
 const WRITERS: usize = 4;
-/// No item of the log changes a buffer that is longer.
+/// No log item changes a longer buffer.
 const BUFFER_MAX: u64 = 64 << 10;
 
-/// Sectors that are found with one look: a cluster of inodes, at most.
+/// Sectors per lookup: at most an inode cluster.
 const UNIT_SECTORS: u64 = 32;
 
-/// Those sectors of a unit that changed.
+/// The changed sectors of a unit.
 type Unit = [Option<Box<[u8; SECTOR as usize]>>; UNIT_SECTORS as usize];
 
-/// A part of the volume, for changing.
+/// A part of the volume that is being changed.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct PatchChange {
     offset: u64,
-    /// The buffer that it lies in.
+    /// The buffer that contains it.
     buffer: Range<u64>,
-    /// Whole sectors, as they were.
+    /// The old content, in whole sectors.
     old: Vec<u8>,
     bytes: Vec<u8>,
 }
 
-impl Change {
-    /// What is to be there.
+impl PatchChange {
+    /// The new content.
     pub(super) fn bytes(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 }
 
-/// Bytes of the volume that an item of the log names.
+/// Bytes of the volume that a log item names.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct ByteSpan {
     pub(super) offset: u64,
     pub(super) len: u64,
 }
@@ -58,23 +58,24 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(crate) struct Patch {
     device: Arc<dyn BlockDevice>,
-    /// The device, while it is asked for the same again and again.
-    reading: Reading,
+    /// The device, with a cache for repeated reads.
+    reading: ReadCache,
     units: BTreeMap<u64, Box<Unit>>,
-    /// How many sectors changed.
+    /// The number of changed sectors.
     sectors: u64,
-    /// The buffers that they lie in, in whole sectors: where each begins, and the end of the longest that begins there.
+    /// The buffers that contain them, in whole sectors: start, and end of the longest buffer there.
     buffers: BTreeMap<u64, u64>,
-    /// Bytes of the volume.
+    /// Size of the volume in bytes.
     volume: u64,
     /// Bytes of the device that the log takes.
     log: Range<u64>,
 }
 
 impl Patch {
-    /// Nothing changed yet of a volume of so many bytes, with its log at `log`. Keeps so many bytes of what it reads.
+    /// An empty patch of a volume with this many bytes and its log at `log`. It caches this many bytes of what it
+    /// reads.
     pub(super) fn new(device: Arc<dyn BlockDevice>, volume: u64, log: Range<u64>, kept: u64) -> Self {
-        let reading = Reading::new(Arc::clone(&device), kept);
+        let reading = ReadCache::new(Arc::clone(&device), kept);
         Self { device, reading, units: BTreeMap::new(), sectors: 0, buffers: BTreeMap::new(), volume, log }
     }
 
@@ -83,7 +84,7 @@ impl Patch {
         self.sectors * SECTOR
     }
 
-    /// Reads bytes from `offset` on, which an item of the log names for `structure`.
+    /// Reads bytes from `offset` on, which a log item names for `structure`.
     pub(super) fn get(&self, offset: u64, len: u64, structure: &'static str) -> Result<Vec<u8>> {
         let sectors = self.sectors_of(offset, len, structure)?;
         let mut bytes = self.read_sectors(&sectors)?;
@@ -92,25 +93,30 @@ impl Patch {
         Ok(bytes)
     }
 
-    /// As [`get`](Self::get), in order to change it: a buffer as a whole.
-    pub(super) fn change(&self, offset: u64, len: u64, structure: &'static str) -> Result<Change> {
-        let whole = Place { offset, len };
+    /// Like [`get`](Self::get), in order to change them: a whole buffer.
+    pub(super) fn change(&self, offset: u64, len: u64, structure: &'static str) -> Result<PatchChange> {
+        let whole = ByteSpan { offset, len };
         self.change_in(whole, whole, structure)
     }
 
-    /// The same with a part of a buffer.
-    pub(super) fn change_in(&self, buffer: Place, part: Place, structure: &'static str) -> Result<Change> {
-        let Place { offset, len } = part;
+    /// The same for a part of a buffer.
+    pub(super) fn change_in(
+        &self,
+        buffer: ByteSpan,
+        part: ByteSpan,
+        structure: &'static str,
+    ) -> Result<PatchChange> {
+        let ByteSpan { offset, len } = part;
         let buffer = self.sectors_of(buffer.offset, buffer.len, structure)?;
         let sectors = self.sectors_of(offset, len, structure)?;
         debug_assert!(buffer.start <= sectors.start && sectors.end <= buffer.end, "a part of it");
         let old = self.read_sectors(&sectors)?;
         let from = (offset - sectors.start) as usize;
         let bytes = old[from..from + len as usize].to_vec();
-        Ok(Change { offset, buffer, old, bytes })
+        Ok(PatchChange { offset, buffer, old, bytes })
     }
 
-    /// Bytes of the sectors around a place that an item of the log names.
+    /// The bytes of the sectors around a place that a log item names.
     fn sectors_of(&self, offset: u64, len: u64, structure: &'static str) -> Result<Range<u64>> {
         let bad = |check, found| {
             Error::corrupt_block(DiskAddr(offset / SECTOR), None, FormatError::value(structure, check, found))
@@ -126,19 +132,19 @@ impl Patch {
         Ok(offset - offset % SECTOR..end.next_multiple_of(SECTOR))
     }
 
-    /// Reads whole sectors of 512 bytes, whatever the device's are.
+    /// Reads whole 512-byte sectors, whatever the device's sector size is.
     fn read_sectors(&self, range: &Range<u64>) -> Result<Vec<u8>, DeviceError> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let sectors = bytes.len() as u64 / SECTOR;
-        // What changed as a whole need not be read.
-        if self.lay(range.start, &mut bytes) < sectors {
+        // If everything there has changed, the device need not be read.
+        if self.apply_to(range.start, &mut bytes) < sectors {
             self.reading.read(range.start, &mut bytes)?;
-            self.lay(range.start, &mut bytes);
+            self.apply_to(range.start, &mut bytes);
         }
         Ok(bytes)
     }
 
-    /// The sectors that changed among those of some bytes, by number.
+    /// The changed sectors in a range of bytes, by number.
     fn changed(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &[u8; SECTOR as usize])> {
         let (first, end) = (range.start / SECTOR, range.end.div_ceil(SECTOR));
         let units = self.units.range(first / UNIT_SECTORS..end.div_ceil(UNIT_SECTORS));
@@ -149,8 +155,8 @@ impl Patch {
         })
     }
 
-    /// Puts what changed over bytes that were read from `begin` on: whole sectors. Gives their number.
-    fn lay(&self, begin: u64, bytes: &mut [u8]) -> u64 {
+    /// Copies changed sectors over bytes that were read from `begin` on. Returns their number.
+    fn apply_to(&self, begin: u64, bytes: &mut [u8]) -> u64 {
         let end = begin + bytes.len() as u64;
         let mut laid = 0;
         for (sector, changed) in self.changed(begin..end) {
@@ -163,9 +169,9 @@ impl Patch {
         laid
     }
 
-    /// Keeps a change.
-    pub(super) fn put(&mut self, change: Change) {
-        let Change { offset, buffer, old, bytes } = change;
+    /// Stores a change.
+    pub(super) fn put(&mut self, change: PatchChange) {
+        let PatchChange { offset, buffer, old, bytes } = change;
         let from = (offset % SECTOR) as usize;
         let new = if bytes.len() == old.len() {
             bytes
@@ -185,7 +191,7 @@ impl Patch {
         }
     }
 
-    /// Puts a whole buffer, which an item of the log names for `structure`, whatever was there.
+    /// Stores a whole buffer, which a log item names for `structure`, whatever was there.
     pub(super) fn replace(&mut self, offset: u64, bytes: &[u8], structure: &'static str) -> Result<()> {
         let sectors = self.sectors_of(offset, bytes.len() as u64, structure)?;
         debug_assert_eq!(sectors.end - sectors.start, bytes.len() as u64, "whole sectors");
@@ -196,7 +202,7 @@ impl Patch {
         Ok(())
     }
 
-    /// Something of this buffer changes.
+    /// Notes that this buffer has a change.
     fn put_buffer(&mut self, buffer: Range<u64>) {
         let end = self.buffers.entry(buffer.start).or_default();
         *end = buffer.end.max(*end);
@@ -212,7 +218,7 @@ impl Patch {
         sector.copy_from_slice(new);
     }
 
-    /// Takes in what changed of other groups.
+    /// Merges the changes of other groups.
     pub(super) fn take_in(&mut self, other: Self) {
         self.sectors += other.sectors;
         other.buffers.into_iter().for_each(|(start, end)| self.put_buffer(start..end));
@@ -227,8 +233,8 @@ impl Patch {
         }
     }
 
-    /// Writes everything to the device and waits until it is on stable storage. Whatever order a crash leaves of it,
-    /// the log still says all of it.
+    /// Writes everything to the device and waits until it is on stable storage. In whatever order a crash interrupts
+    /// this, the log still has everything.
     pub(super) fn write_out(&self) -> Result<(), DeviceError> {
         let runs = self.runs();
         let share = runs.len().div_ceil(WRITERS).max(1);
@@ -243,8 +249,8 @@ impl Patch {
         self.device.flush()
     }
 
-    /// What is to be written, in whole sectors of the device: buffers, of which none is in two writes. What lies over
-    /// each other is one: a buffer, and one that was freed before, and had some of the same blocks.
+    /// What to write, in whole sectors of the device. No buffer is split between two writes. Overlapping buffers are
+    /// one write: a buffer, and an earlier one that was freed and had some of the same blocks.
     fn runs(&self) -> Vec<Range<u64>> {
         let unit = u64::from(self.device.sector_size()).max(SECTOR);
         let mut wholes: Vec<Range<u64>> = Vec::new();
@@ -273,49 +279,37 @@ impl Patch {
         if changed * SECTOR < run.end - run.start {
             self.device.read(run.start, &mut bytes)?;
         }
-        self.lay(run.start, &mut bytes);
+        self.apply_to(run.start, &mut bytes);
         self.device.write(run.start, &bytes, Durability::Volatile)
     }
 }
 
 /// The device as it is after the replay, for reading.
-impl BlockDevice for Patch {
-    fn size(&self) -> u64 {
-        self.device.size()
+impl Layer for Patch {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.device
     }
 
-    fn sector_size(&self) -> u32 {
-        self.device.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
+    fn pass_read_only(&self) -> bool {
         true
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         self.device.read(offset, buf)?;
-        self.lay(offset, buf);
+        self.apply_to(offset, buf);
         Ok(())
     }
 
-    fn write(&self, _offset: u64, _buf: &[u8], _durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, _offset: u64, _buf: &[u8], _durability: Durability) -> Result<(), DeviceError> {
         Err(DeviceError::ReadOnly)
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn prefetches(&self) -> bool {
+    fn pass_prefetches(&self) -> bool {
         self.device.prefetches()
-    }
-
-    fn prefetch(&self, offset: u64) {
-        self.device.prefetch(offset);
-    }
-
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
 }
 
@@ -345,7 +339,7 @@ mod tests {
         assert_eq!(whole(&*device), (1, 2, 2));
     }
 
-    /// What lies in the patch as a whole is not read; what two threads changed of one unit comes together.
+    /// Sectors that are entirely in the patch are not read. Changes of two threads in one unit are merged.
     #[test]
     fn replaced_sectors_are_not_read_and_patches_come_together() {
         let counter = Arc::new(Counter::new(Arc::new(MemoryDevice::anonymous(1 << 20).unwrap())));
@@ -363,8 +357,8 @@ mod tests {
         assert_eq!(whole.get(512, 2048, "x").unwrap(), expected);
     }
 
-    /// A buffer's first sector carries its LSN. Once it was on the device and a crash came before the others, the kernel
-    /// took the whole for replayed, and left a block with a bad checksum.
+    /// Regression: a buffer's first sector has its LSN. If it was on the device and a crash came before the others, the
+    /// kernel took the whole buffer as replayed, and left a block with a bad checksum.
     #[test]
     fn a_buffer_of_which_anything_changed_is_written_at_once() {
         let recorder = Arc::new(Recorder::new(Arc::new(MemoryDevice::anonymous(8 << 20).unwrap())));
@@ -378,15 +372,15 @@ mod tests {
         };
         change(&mut patch, (8192, 65536), &[0, 65535]);
         change(&mut patch, (1 << 17, 512), &[3]);
-        // More than a write takes, next to each other, in pieces that do not add up to one.
+        // Adjacent buffers that are longer than a write, with lengths that do not add up to one.
         let many: Vec<u64> = (0..30).map(|n| (1 << 20) + n * 49152).collect();
         many.iter().for_each(|&at| change(&mut patch, (at, 49152), &[1024, 49151]));
-        // A block that was freed, and is part of another now.
+        // A block that was freed and is now part of another buffer.
         change(&mut patch, (5 << 20, 16384), &[0]);
         change(&mut patch, ((5 << 20) + 12288, 16384), &[16383]);
-        let cluster = Place { offset: 6 << 20, len: 16384 };
+        let cluster = ByteSpan { offset: 6 << 20, len: 16384 };
         let mut inode =
-            patch.change_in(cluster, Place { offset: cluster.offset + 1024, len: 512 }, "x").unwrap();
+            patch.change_in(cluster, ByteSpan { offset: cluster.offset + 1024, len: 512 }, "x").unwrap();
         inode.bytes()[0] = 1;
         patch.put(inode);
         buffers.push(6 << 20..(6 << 20) + 16384);

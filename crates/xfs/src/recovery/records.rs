@@ -1,10 +1,10 @@
-//! The records of a log from its tail to its head, one by one, each of them whole and checked.
+//! The records of a log from its tail to its head, one by one, each complete and checked.
 //!
-//! Finding the ends has already left out what a crash tore at the head. Whatever is wrong before it is damage, and an
-//! error that says where: nothing behind a bad record is believed. A few records are in memory at a time: a thread reads
-//! and checks the next ones while somebody takes in what the last ones say.
+//! Finding the ends has already left out what a crash tore at the head. Anything wrong before it is corruption, and the
+//! error says where. Nothing after a bad record is believed. Only a few records are in memory at a time: a thread reads
+//! and checks the next ones while the caller processes earlier ones.
 
-use super::clean;
+use super::log_ends;
 use crate::error::{Error, Result};
 use blockdev::BlockDevice;
 use std::ops::Range;
@@ -17,10 +17,10 @@ use xfs_format::superblock::Superblock;
 use xfs_format::types::{DiskAddr, Lsn};
 
 const NAME: &str = "log record";
-/// As much may have been on its way behind the head when the crash came, in blocks: eight buffers of 256 KiB.
+/// Maximum length of what may have been under way behind the head at the crash, in blocks: eight buffers of 256 KiB.
 const IN_FLIGHT_BLOCKS: u64 = 8 * (MAX_RECORD_SIZE as u64 / BLOCK_SIZE as u64);
 
-/// How many records may wait to be taken in.
+/// How many records may wait to be processed.
 const AHEAD: usize = 8;
 
 /// A record that passed its checks.
@@ -38,7 +38,7 @@ pub(super) struct Records<'d> {
     start: DiskAddr,
     blocks: u32,
     identity: LogIdentity,
-    /// First and last place, in blocks since the beginning of cycle 0.
+    /// Start and end, in blocks since the beginning of cycle 0.
     tail: u64,
     head: u64,
 }
@@ -54,7 +54,7 @@ impl<'d> Records<'d> {
         let wrapped = u64::from(ends.last_record.is_some_and(|last| ends.head <= last));
         let head = ((ends.lsn.0 >> 32) + wrapped) * whole + u64::from(ends.head);
         let tail = cycle * whole + block;
-        // The tail lies in the log, before the head, and less than once round behind it.
+        // The tail must lie in the log, before the head, and less than one round behind it.
         if block >= whole || tail > head || head - tail > whole {
             let problem = FormatError::mismatch(NAME, "tail", ends.tail.0, ends.lsn.0);
             return Err(Error::corrupt_block(start, None, problem));
@@ -64,8 +64,9 @@ impl<'d> Records<'d> {
         Ok(records)
     }
 
-    /// The tail that the last whole record names may have moved on since, and what was on its way when the crash came
-    /// may lie over it. Such records are over: the log was free to go on there. Elsewhere a bad record is damage.
+    /// Skips records at the tail that were overwritten. The tail may have moved on since the last whole record named
+    /// it, and records under way at the crash may lie over it. The skipped records are finished: the log was free to
+    /// continue there. Elsewhere a bad record is corruption.
     fn skip_overwritten(&mut self) -> Result<()> {
         let doubtful = (self.head + IN_FLIGHT_BLOCKS).saturating_sub(self.blocks.into()).min(self.head);
         let mut bytes = Vec::new();
@@ -83,7 +84,7 @@ impl<'d> Records<'d> {
         Ok(())
     }
 
-    /// The first place from `at` on where a record of its own cycle begins; the head if there is none.
+    /// The first place from `at` on where a record of its own cycle begins. The head if there is none.
     fn next_header(&self, at: u64) -> Result<u64> {
         let mut block = [0; BLOCK_SIZE];
         for at in at..self.head {
@@ -112,7 +113,7 @@ impl<'d> Records<'d> {
         Ok(self.read(cycle * u64::from(self.blocks) + block, &mut Vec::new())?.size.get())
     }
 
-    /// Calls `each` for every operation, in order, with its record's LSN. Gives the number of records.
+    /// Calls `each` for every operation in order, with its record's LSN. Returns the number of records.
     pub(super) fn for_each_op(&self, each: &mut dyn FnMut(Lsn, &Op<'_>) -> Result<()>) -> Result<u64> {
         let mut records = 0;
         std::thread::scope(|scope| {
@@ -129,7 +130,7 @@ impl<'d> Records<'d> {
         })
     }
 
-    /// Reads record after record, up to the first bad one or until nobody wants them any more.
+    /// Reads record after record, until the first bad one or until the receiver is gone.
     fn read_all(&self, to: &SyncSender<Result<Record>>) {
         let mut at = self.tail;
         while at < self.head {
@@ -153,7 +154,7 @@ impl<'d> Records<'d> {
         Ok(Record { at, header, bytes, data: start..start + len })
     }
 
-    /// Reads the record at a place, and checks all that it says of itself.
+    /// Reads the record at a place and checks it.
     fn read(&self, at: u64, bytes: &mut Vec<u8>) -> Result<RecordHeader> {
         let damaged = |problem| self.damaged(at, problem);
         bytes.resize(BLOCK_SIZE, 0);
@@ -174,14 +175,14 @@ impl<'d> Records<'d> {
         Ok(header)
     }
 
-    /// Reads from a place on, round the log's end if need be.
+    /// Reads from a place on, wrapping around the end of the log if necessary.
     fn read_round(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
         let block = (at % u64::from(self.blocks)) as u32;
         let before_end = ((self.blocks - block) as usize * BLOCK_SIZE).min(bytes.len());
         let (here, there) = bytes.split_at_mut(before_end);
-        clean::read(self.device, self.start, block, here)?;
+        log_ends::read(self.device, self.start, block, here)?;
         if !there.is_empty() {
-            clean::read(self.device, self.start, 0, there)?;
+            log_ends::read(self.device, self.start, 0, there)?;
         }
         Ok(())
     }
@@ -191,7 +192,7 @@ impl<'d> Records<'d> {
         Lsn(((at / blocks) << 32) | (at % blocks))
     }
 
-    /// An error of the record with this LSN.
+    /// The error for the record with this LSN.
     pub(super) fn damaged_at(&self, lsn: Lsn, problem: FormatError) -> Error {
         self.damaged(lsn.0 & 0xffff_ffff, problem)
     }

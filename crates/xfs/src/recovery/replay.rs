@@ -1,28 +1,28 @@
-//! The second pass: changes are put where they belong, in the order of the log.
+//! The second pass: applies changes in log order.
 //!
-//! Within a transaction: buffers and new inodes first, then what lies in them (inodes, dquots), then the lists of
-//! unlinked inodes, and freeings last. Nothing lies in two groups: so each of several threads has groups of its own,
-//! and for each group the order is that of the log. What only the whole volume tells comes behind all of it: the owners
-//! of blocks of maps ([`owners`]), and checksums of directory blocks in several pieces ([`scattered`]).
+//! Within a transaction the order is: buffers and new inodes, then what lies in them (inodes, dquots), then unlinked
+//! lists, and frees last. Nothing lies in two groups, so each of several threads has its own groups, and for each group
+//! the order is that of the log. What needs the whole volume comes after all of it: the owners of map blocks
+//! ([`owners`]), and checksums of directory blocks in several pieces ([`scattered`]).
 //!
-//! Invariants: every block that was changed passes its verifier in the end, or the recovery fails and nothing is
-//! written; an item is replayed by the one share whose group it names.
+//! Invariants: every changed block passes its verifier in the end, or recovery fails and nothing is written. An item is
+//! replayed by the one share whose group it names.
 
 mod buffer;
 mod dquot;
+mod group_replay;
 mod inode;
 mod owners;
 mod scattered;
-mod share;
 
+use super::pass1::CancelTable;
 use super::patch::Patch;
 use super::report::Counts;
-use super::survey::Void;
 use super::transactions::{Item, Transaction};
 use crate::error::{Error, Result};
 use blockdev::BlockDevice;
+use group_replay::GroupReplay;
 use scattered::Scattered;
-use share::Share;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,60 +31,61 @@ use xfs_format::geometry::Geometry;
 use xfs_format::log::{BufFlags, LogItem};
 use xfs_format::types::{AgBlock, AgNumber, DiskAddr, InodeNumber, Lsn};
 
-/// Most threads that replay.
+/// Maximum number of threads that replay.
 const SHARES_MAX: usize = 8;
-/// Items of a transaction from which on threads are worth their start.
+/// Number of items in a transaction from which on threads are worth starting.
 const WORTH_THREADS: usize = 256;
-/// What all shares keep of what they read.
+/// What all shares together cache of what they read.
 const KEPT_BYTES: u64 = 64 << 20;
 
 /// Something that is newer than the log's end, and its LSN.
 pub(super) type Ahead = (&'static str, Lsn);
 
-/// Replay under way.
+/// A replay in progress.
 pub(super) struct Replay<'g> {
     geometry: &'g Geometry,
-    shares: Vec<Share<'g>>,
-    /// What all of them changed, in the end.
+    shares: Vec<GroupReplay<'g>>,
+    /// All changes, in the end.
     whole: Patch,
 }
 
-/// When in its transaction an item is replayed.
+/// When within its transaction an item is replayed.
 #[derive(Clone, Copy)]
-enum Turn {
+enum ReorderList {
     Buffers,
-    Contents,
-    Lists,
-    Freeings,
+    Items,
+    InodeBuffers,
+    Cancels,
 }
 
-/// The items of a transaction that one share replays, by their turns.
-type Turns<'i, 't> = [Vec<&'i Item<'t>>; 4];
+/// The items of a transaction that one share replays, by order.
+type ReorderLists<'i, 't> = [Vec<&'i Item<'t>>; 4];
 
-fn turn(item: &Item<'_>) -> Turn {
+fn reorder_list(item: &Item<'_>) -> ReorderList {
     match &item.format {
-        LogItem::Buf(buf) if buf.flags.contains(BufFlags::CANCEL) => Turn::Freeings,
-        LogItem::Buf(buf) if buf.flags.contains(BufFlags::INODE_BUF) => Turn::Lists,
-        LogItem::Buf(_) | LogItem::InodeCreate(_) => Turn::Buffers,
-        _ => Turn::Contents,
+        LogItem::Buf(buf) if buf.flags.contains(BufFlags::CANCEL) => ReorderList::Cancels,
+        LogItem::Buf(buf) if buf.flags.contains(BufFlags::INODE_BUF) => ReorderList::InodeBuffers,
+        LogItem::Buf(_) | LogItem::InodeCreate(_) => ReorderList::Buffers,
+        _ => ReorderList::Items,
     }
 }
 
 impl<'g> Replay<'g> {
-    /// Nothing replayed yet, of a log at `log`, in bytes of the device, that ends at `head`.
+    /// An empty replay of a log at `log`, in bytes of the device, that ends at `head`.
     pub(super) fn new(
         device: &Arc<dyn BlockDevice>,
         geometry: &'g Geometry,
         log: &Range<u64>,
-        void: Void,
+        cancels: CancelTable,
         head: Lsn,
     ) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = cores.min(SHARES_MAX).min(geometry.ag_count() as usize).max(1);
         let kept = KEPT_BYTES / count as u64;
         let patch = || Patch::new(Arc::clone(device), geometry.bytes(), log.clone(), kept);
-        let voids = void.split(count, |daddr| share_of(geometry, count, daddr));
-        let shares = voids.into_iter().map(|void| Share::new(geometry, patch(), void, head)).collect();
+        let voids = cancels.split(count, |daddr| share_of(geometry, count, daddr));
+        let shares =
+            voids.into_iter().map(|cancels| GroupReplay::new(geometry, patch(), cancels, head)).collect();
         Self { geometry, shares, whole: patch() }
     }
 
@@ -93,19 +94,19 @@ impl<'g> Replay<'g> {
         let damaged = |problem| Error::Corrupt { daddr: None, inode: None, problem };
         let items = transaction.items().map_err(damaged)?;
         let count = self.shares.len();
-        let mut parts: Vec<Turns<'_, '_>> = (0..count).map(|_| Turns::default()).collect();
+        let mut parts: Vec<ReorderLists<'_, '_>> = (0..count).map(|_| ReorderLists::default()).collect();
         for item in &items {
-            // What was promised and not done is finished later, what was done is of no interest any more.
+            // Unfinished intents are finished later, and finished ones are irrelevant.
             let Some(daddr) = place(item, self.geometry) else { continue };
-            parts[share_of(self.geometry, count, daddr)][turn(item) as usize].push(item);
+            parts[share_of(self.geometry, count, daddr)][reorder_list(item) as usize].push(item);
         }
         self.together(items.len() >= WORTH_THREADS, parts, |share, turns| {
             turns.iter().flatten().try_for_each(|item| share.item(transaction.lsn, item))
         })
     }
 
-    /// Verifies everything that was changed, as it is now. Gives it, counts of the items, and something that is newer than
-    /// the log, if anything is.
+    /// Verifies the final state of everything that was changed. Returns it, the item counts, and something that is
+    /// newer than the log, if anything is.
     pub(super) fn finish(mut self) -> Result<(Patch, Counts, Option<Ahead>)> {
         let whole = vec![(); self.shares.len()];
         self.together(true, whole, |share, ()| share.verify())?;
@@ -122,12 +123,12 @@ impl<'g> Replay<'g> {
         Ok((scattered.put_together(self.whole, self.geometry)?, counts, ahead))
     }
 
-    /// Has each share do its part, at once if it is worth it.
+    /// Lets each share do its part, in parallel if it is worth it.
     fn together<T: Send>(
         &mut self,
         worth: bool,
         parts: Vec<T>,
-        work: impl Fn(&mut Share<'g>, T) -> Result<()> + Sync,
+        work: impl Fn(&mut GroupReplay<'g>, T) -> Result<()> + Sync,
     ) -> Result<()> {
         let mut jobs = self.shares.iter_mut().zip(parts);
         if !worth {
@@ -144,7 +145,7 @@ impl<'g> Replay<'g> {
     }
 }
 
-/// Where the metadata lies that an item changes, if it does.
+/// Where the metadata lie that an item changes, if any.
 fn place(item: &Item<'_>, geometry: &Geometry) -> Option<DiskAddr> {
     match &item.format {
         LogItem::Buf(buf) => Some(buf.daddr),
@@ -164,8 +165,7 @@ fn place_of(geometry: &Geometry, ino: InodeNumber) -> Option<u64> {
     Some(start + u64::from(within) * u64::from(geometry.inode_size))
 }
 
-/// The share, of so many, that the group of a place belongs to. A place behind the volume's end has one too, which
-/// refuses it.
+/// The share to which the group of a place belongs. A place beyond the volume's end has one too, which refuses it.
 fn share_of(geometry: &Geometry, shares: usize, daddr: DiskAddr) -> usize {
     let group = geometry.daddr_of(AgNumber(1), AgBlock(0)).0;
     (daddr.0 / group.max(1) % shares as u64) as usize

@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 use xfs_format::types::Lsn;
 
-/// What a log held, and what became of it.
+/// The content of a log, and what was done with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Records between tail and head.
@@ -12,9 +12,9 @@ pub struct Counts {
     pub log_bytes: u64,
     /// Transactions (checkpoints) that were committed.
     pub transactions: u64,
-    /// Transactions without a commit: they never happened.
+    /// Transactions without a commit. They never happened.
     pub dropped: u64,
-    /// Items of the committed ones.
+    /// Items of the committed transactions.
     pub items: u64,
     /// Intents among them.
     pub intents: u64,
@@ -22,15 +22,15 @@ pub struct Counts {
     pub buffers: u64,
     /// Inode items that were replayed.
     pub inodes: u64,
-    /// Chunks of inodes that were made anew.
+    /// Chunks of inodes that were created anew.
     pub inode_chunks: u64,
     /// Dquot items that were replayed.
     pub dquots: u64,
-    /// Items that were not replayed because what is on disk is newer.
+    /// Items that were not replayed because the disk has something newer.
     pub newer: u64,
-    /// Items that were not replayed because their buffer was freed later, or their quota switched off.
+    /// Items that were not replayed because their buffer was freed later or their quota was switched off.
     pub cancelled: u64,
-    /// Bytes of metadata that were changed or made, in whole sectors of 512.
+    /// Bytes of metadata that were changed or made, in whole 512-byte sectors.
     pub bytes_changed: u64,
 }
 
@@ -72,18 +72,18 @@ impl AddAssign for Counts {
 pub struct Report {
     /// Where the replay began: the log's tail.
     pub tail: Lsn,
-    /// The newest whole record.
+    /// The newest complete record.
     pub last: Lsn,
     /// Counts.
     pub counts: Counts,
-    /// Intents that were not carried out, by name.
+    /// Unfinished intents, by name.
     pub unfinished: Vec<String>,
-    /// Why the volume cannot be recovered for writing, if so.
+    /// Why the volume cannot be recovered for writing, if that is so.
     pub obstacle: Option<String>,
-    /// Extents that were freed to finish what was begun.
+    /// Extents that were freed to finish intents.
     pub extents_freed: u64,
     /// Inodes without a name that were freed.
     pub inodes_freed: u64,
-    /// Whether anything was written: not for a volume that is open for reading.
+    /// Whether anything was written. Not if the volume is open for reading.
     pub written: bool,
 }

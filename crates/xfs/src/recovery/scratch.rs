@@ -1,31 +1,32 @@
-//! Recovery for a reader: what a log promises is carried out as for a writer, and what that writes stays in memory.
+//! Recovery for a reader: the log's intents are finished as for a writer, and what that writes stays in memory.
 //!
-//! A log may end in the midst of a chain of deferred work: blocks were taken from a file, and those that come in their
-//! place are promised. Replayed alone, such a file is neither as it was nor as it was to be. So a volume that is opened
-//! for reading goes through the whole of recovery on a device that keeps what is written, over one that is only read.
+//! A log may end in the middle of a chain of deferred work: blocks were removed from a file, and those that replace
+//! them are only promised. If only the log were replayed, such a file would be in neither its old nor its new state. So
+//! a volume that is opened for reading goes through the whole recovery on a device that keeps writes in memory, over
+//! one that is only read.
 //!
-//! Invariant: the device below is never written. Memory goes with what the log holds.
+//! Invariant: the device below is never written. Memory grows with the content of the log.
 
 use super::Report;
 use crate::error::{Error, Result};
-use blockdev::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+use blockdev::{BlockDevice, DeviceError, DevicePlace, Durability, Layer};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-/// What is kept at a time; a multiple of every device's sectors.
+/// Size of a kept page; a multiple of every sector size.
 const PAGE: usize = 4096;
 
-/// Pages that were written, over a device.
+/// Written pages over a device.
 #[derive(Debug)]
 struct Scratch {
     below: Arc<dyn BlockDevice>,
     pages: RwLock<BTreeMap<u64, Box<[u8; PAGE]>>>,
 }
 
-/// Carries out what the log of a volume promises, in memory: `finish` does it as a writer does, and closes the volume. Gives
-/// the volume as it is then, for reading, and what was done.
+/// Finishes the intents of a volume's log in memory. `finish` does so as a writer, and closes the volume. Returns the
+/// resulting volume, for reading, and the report.
 pub(crate) fn finish_in_memory(
     device: &Arc<dyn BlockDevice>,
     finish: impl FnOnce(Arc<dyn BlockDevice>) -> Result<Option<Report>>,
@@ -38,7 +39,7 @@ pub(crate) fn finish_in_memory(
 }
 
 impl Scratch {
-    /// The parts of a request, each in one page: the page, where in it, and where in the buffer.
+    /// The parts of a request, one per page: the page, the offset in it, and the range in the buffer.
     fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -50,7 +51,7 @@ impl Scratch {
         })
     }
 
-    /// A page as the device below has it; what lies behind its end is zero.
+    /// A page of the device below. What lies past its end is zero.
     fn page_below(&self, page: u64) -> Result<Box<[u8; PAGE]>, DeviceError> {
         let start = page * PAGE as u64;
         let len = (self.below.size() - start).min(PAGE as u64) as usize;
@@ -60,20 +61,21 @@ impl Scratch {
     }
 }
 
-impl BlockDevice for Scratch {
-    fn size(&self) -> u64 {
-        self.below.size()
+impl Layer for Scratch {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.below
     }
 
-    fn sector_size(&self) -> u32 {
-        self.below.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
+    fn pass_read_only(&self) -> bool {
         false
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    /// Writers of this device do not write the device below.
+    fn pass_place(&self) -> DevicePlace {
+        DevicePlace::of_memory(self, self.below.size())
+    }
+
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         self.below.read(offset, buf)?;
         let pages = self.pages.read();
         let end = offset + buf.len() as u64;
@@ -89,8 +91,8 @@ impl BlockDevice for Scratch {
         Ok(())
     }
 
-    fn write(&self, offset: u64, buf: &[u8], _durability: Durability) -> Result<(), DeviceError> {
-        let (len, size) = (buf.len() as u64, self.size());
+    fn pass_write(&self, offset: u64, buf: &[u8], _durability: Durability) -> Result<(), DeviceError> {
+        let (len, size) = (buf.len() as u64, self.below.size());
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(DeviceError::OutOfRange { offset, len, size });
         }
@@ -105,20 +107,12 @@ impl BlockDevice for Scratch {
         Ok(())
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn prefetches(&self) -> bool {
+    fn pass_prefetches(&self) -> bool {
         self.below.prefetches()
-    }
-
-    fn prefetch(&self, offset: u64) {
-        self.below.prefetch(offset);
-    }
-
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
 }
 
@@ -133,7 +127,7 @@ mod tests {
         below.write(0, &[1; 10 << 10], Durability::Volatile).unwrap();
         let scratch = Scratch { below: Arc::clone(&below), pages: RwLock::default() };
         scratch.write(3584, &[2; 1024], Durability::Fua).unwrap();
-        // The last page is a part of one.
+        // The last page is only a part of one.
         scratch.write(9728, &[3; 512], Durability::Volatile).unwrap();
         assert!(scratch.write(10 << 10, &[4; 512], Durability::Volatile).is_err(), "behind the end");
         let mut all = [0; 10 << 10];

@@ -1,7 +1,7 @@
-//! Transactions, put together from operations that lie in any number of records, between those of others.
+//! Assembles transactions from operations that lie in any number of records, among those of others.
 //!
-//! Invariants: a transaction is given on when its commit is seen, and not before; what has none is never seen. Its LSN
-//! is that of the record that its start lies in. What is kept is never more than the log holds.
+//! Invariants: a transaction is passed on when its commit is seen, not before. One without a commit is never seen. Its
+//! LSN is that of the record with its start. Memory is bounded by the size of the log.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,19 +11,19 @@ use xfs_format::types::Lsn;
 
 const NAME: &str = "log operation";
 
-/// Bytes that are kept in one piece: a transaction of many megabytes does not move as it grows.
+/// Bytes that are kept contiguous: a transaction of many megabytes does not move as it grows.
 const CHUNK: usize = 256 << 10;
 
-/// A transaction: its regions, one behind the other.
+/// A transaction: its regions, one after the other.
 pub(super) struct Transaction {
-    /// Where it begins: what its changes are stamped with.
+    /// The LSN of its start, with which its changes are stamped.
     pub(super) lsn: Lsn,
     chunks: Vec<Vec<u8>>,
-    /// Each within a chunk.
+    /// Each lies within one chunk.
     regions: Vec<(usize, Range<usize>)>,
 }
 
-/// An item of a transaction: its format structure, and the regions behind that.
+/// An item of a transaction: its format structure, and the regions after that.
 #[derive(Clone, Copy)]
 pub(super) struct Item<'t> {
     pub(super) kind: ItemType,
@@ -34,13 +34,13 @@ pub(super) struct Item<'t> {
 }
 
 impl<'t> Item<'t> {
-    /// The regions behind the format structure.
+    /// The regions after the format structure.
     pub(super) fn regions(&self) -> impl Iterator<Item = &'t [u8]> + use<'t> {
         let item = *self;
         (0..self.count).map_while(move |index| item.region(index))
     }
 
-    /// A region behind the format structure, from 0 on.
+    /// A region after the format structure, counted from 0.
     pub(super) fn region(&self, index: usize) -> Option<&'t [u8]> {
         (index < self.count).then(|| self.transaction.region(self.first + index)).flatten()
     }
@@ -52,7 +52,7 @@ impl Transaction {
         self.chunks.get(*chunk)?.get(range.clone())
     }
 
-    /// Takes in a region.
+    /// Adds a region.
     fn add(&mut self, data: &[u8]) {
         let chunk = self.chunk_for(data.len());
         let begin = self.chunks[chunk].len();
@@ -60,10 +60,10 @@ impl Transaction {
         self.regions.push((chunk, begin..begin + data.len()));
     }
 
-    /// Takes in more of the last region; `false` if there is none.
+    /// Extends the last region. Returns `false` if there is none.
     fn go_on(&mut self, data: &[u8]) -> bool {
         let Some((chunk, range)) = self.regions.pop() else { return false };
-        // It is the last one of its chunk.
+        // The region is the last one in its chunk.
         let room = self.chunks[chunk].capacity() - range.end;
         if room >= data.len() {
             self.chunks[chunk].extend_from_slice(data);
@@ -71,14 +71,14 @@ impl Transaction {
         } else {
             let begun = self.chunks[chunk].split_off(range.start);
             let whole = [&begun, data].concat();
-            // A region that goes on and on does not move each time.
+            // Reserve twice the size, so that a region that is continued often does not move each time.
             self.chunks.push(Vec::with_capacity(CHUNK.max(2 * whole.len())));
             self.add(&whole);
         }
         true
     }
 
-    /// A chunk with room for so many bytes: the last one.
+    /// Makes a last chunk with room for this many bytes.
     fn chunk_for(&mut self, bytes: usize) -> usize {
         if self.chunks.last().is_none_or(|chunk| chunk.capacity() - chunk.len() < bytes) {
             self.chunks.push(Vec::with_capacity(CHUNK.max(bytes)));
@@ -86,7 +86,7 @@ impl Transaction {
         self.chunks.len() - 1
     }
 
-    /// Its items, in the order of the log.
+    /// Its items in log order.
     pub(super) fn items(&self) -> Result<Vec<Item<'_>>, FormatError> {
         let mut items = Vec::new();
         let Some(header) = self.region(0) else { return Ok(items) };
@@ -111,19 +111,19 @@ impl Transaction {
     }
 }
 
-/// Puts transactions together.
+/// Assembles transactions.
 #[derive(Default)]
-pub(super) struct Gather {
+pub(super) struct TransactionBuilder {
     open: HashMap<u32, Transaction>,
     dropped: u64,
 }
 
-impl Gather {
-    /// Takes in an operation of a record with this LSN. Gives the transaction that it commits.
+impl TransactionBuilder {
+    /// Processes an operation of a record with this LSN. Returns the transaction that it commits.
     pub(super) fn take(&mut self, lsn: Lsn, op: &Op<'_>) -> Result<Option<Transaction>, FormatError> {
         if op.flags.contains(OpFlags::START) {
             let new = Transaction { lsn, chunks: Vec::new(), regions: Vec::new() };
-            // The number may be that of one which an earlier crash cut off.
+            // The number may be that of a transaction that an earlier crash cut off.
             self.dropped += u64::from(self.open.insert(op.tid, new).is_some());
             return Ok(None);
         }
@@ -143,7 +143,7 @@ impl Gather {
         Ok(None)
     }
 
-    /// How many were begun and never committed.
+    /// How many transactions began and were never committed.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped + self.open.len() as u64
     }
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn transactions_lie_between_each_other() {
-        let mut gather = Gather::default();
+        let mut gather = TransactionBuilder::default();
         let header = TransHeader::checkpoint(1, 1);
         let header = header.as_bytes();
         let efi = {
@@ -194,7 +194,7 @@ mod tests {
         assert!(gather.take(Lsn(5), &stray).is_err(), "a region that never began");
     }
 
-    /// Regions that are continued lie in one piece, whatever was in front of them.
+    /// Continued regions are contiguous, whatever was in front of them.
     #[test]
     fn regions_go_on_over_the_end_of_a_chunk() {
         let mut transaction = Transaction { lsn: Lsn(1), chunks: Vec::new(), regions: Vec::new() };

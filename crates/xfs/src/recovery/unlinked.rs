@@ -1,18 +1,19 @@
-//! Whether what recovery has to free can be freed: nobody else may have any of what is said to be one's own.
+//! Checks that what recovery must free can be freed: no other file may have any of its blocks unless they are marked as
+//! shared.
 //!
-//! Invariant: this is asked of the replayed volume before anything is written, so that what cannot be finished leaves
-//! the device as it was.
+//! Invariant: this checks the replayed volume before anything is written, so that an unfinishable recovery leaves the
+//! device as it was.
 
+use super::pass1::Unfinished;
 use super::patch::Patch;
-use super::survey::Unfinished;
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use crate::ifork;
-use crate::imap::InodeSource;
+use crate::imap::ImapSource;
 use crate::inode::{ForkKind, Inode};
 use crate::refcount::Sharing;
-use crate::trans::Promise;
+use crate::trans::IntentWork;
 use blockdev::BlockDevice;
 use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
@@ -24,8 +25,8 @@ use zerocopy::FromBytes;
 
 const CACHE_BYTES: u64 = 4 << 20;
 
-/// Fails with [`Error::CannotRecover`] if others have blocks of an inode without a name that has not the flag for shared
-/// blocks, or of an extent that was promised to be freed: that is damage.
+/// Fails with [`Error::CannotRecover`] if others have blocks of an unlinked inode without the reflink flag, or of an
+/// extent that an intent frees. That is corruption.
 pub(super) fn check_freeable(patch: &Arc<Patch>, geometry: &Geometry, promised: &[Unfinished]) -> Result<()> {
     if !geometry.reflink {
         return Ok(());
@@ -33,35 +34,35 @@ pub(super) fn check_freeable(patch: &Arc<Patch>, geometry: &Geometry, promised: 
     let device: Arc<dyn BlockDevice> = Arc::clone(patch) as Arc<dyn BlockDevice>;
     let bufs = BufCache::new(device, geometry, CACHE_BYTES);
     let groups = Groups::new(geometry.ag_count(), false);
-    let look = Look { bufs: &bufs, sharing: Sharing { bufs: &bufs, geometry, groups: &groups } };
+    let snapshot = UnlinkedCheck { bufs: &bufs, sharing: Sharing { bufs: &bufs, geometry, groups: &groups } };
     let promises = || promised.iter().filter_map(|intent| intent.promise.as_ref());
-    // What is staged no more, or has lost an owner, may be counted until that is done.
-    let counts_change = promises().any(Promise::is_count);
-    for extent in promises().filter(|_| !counts_change).flat_map(Promise::frees) {
-        if look.sharing.is_counted(extent.start, extent.len.into())? {
+    // Blocks that are no longer staged or have lost an owner may still be counted until that is done.
+    let counts_change = promises().any(IntentWork::is_count);
+    for extent in promises().filter(|_| !counts_change).flat_map(IntentWork::frees) {
+        if snapshot.sharing.is_counted(extent.start, extent.len.into())? {
             return Err(Error::CannotRecover(format!(
                 "{} blocks that were to be freed are shared between files",
                 extent.len
             )));
         }
     }
-    (0..geometry.ag_count()).map(AgNumber).try_for_each(|ag| look.group(ag))
+    (0..geometry.ag_count()).map(AgNumber).try_for_each(|ag| snapshot.group(ag))
 }
 
-struct Look<'a> {
+struct UnlinkedCheck<'a> {
     bufs: &'a BufCache,
     sharing: Sharing<'a>,
 }
 
-impl Look<'_> {
-    /// All inodes on a group's lists.
+impl UnlinkedCheck<'_> {
+    /// Checks all inodes on a group's unlinked lists.
     fn group(&self, ag: AgNumber) -> Result<()> {
         let geometry = self.sharing.geometry;
         let daddr = AgHeader::Agi.daddr(geometry, ag);
         let buf = self.bufs.read(daddr, geometry.sector_size.into(), &AGI)?;
         let wrap = |problem| Error::corrupt_block(daddr, None, problem);
         let agi = Agi::view(&buf).map_err(wrap)?;
-        // No list is longer than there are inodes: one that goes round in circles ends.
+        // No list is longer than the number of inodes, so a circular one ends.
         let mut left = agi.count.get();
         for head in agi.unlinked.iter().map(|head| head.get()) {
             let mut next = head;
@@ -75,10 +76,10 @@ impl Look<'_> {
         Ok(())
     }
 
-    /// One of them; gives the next of its list.
+    /// Checks one inode. Returns the next of its list.
     fn inode(&self, ino: InodeNumber) -> Result<u32> {
         let Sharing { bufs, geometry, groups } = self.sharing;
-        let found = InodeSource { bufs, geometry, groups }.find(ino)?;
+        let found = ImapSource { bufs, geometry, groups }.find(ino)?;
         let inode = Inode::parse(ino, &found, geometry)?;
         let own =
             if inode.is_reflinked() { &[ForkKind::Attr][..] } else { &[ForkKind::Data, ForkKind::Attr] };

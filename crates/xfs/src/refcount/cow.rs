@@ -1,24 +1,24 @@
-//! Extents that are staged for copy-on-write: allocated, written, and of no file until the write is done.
+//! Staging extents for copy-on-write: allocated, written, and not part of a file until the write is done.
 
 use super::record::{self, Counted, Domain, Merged};
 use super::{CountStore, check_absent, check_run, corrupt_at, window};
-use crate::alloc::Run;
-use crate::btree::edit::Editor;
+use crate::alloc::AgExtent;
+use crate::btree::edit::BtreeCursor;
 use crate::error::Result;
 use xfs_format::btree::{Refcountbt, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::types::AgBlock;
 
-/// How often adding or removing a staging extent changes the tree at most.
+/// Maximum number of tree changes for adding or removing a staging extent.
 pub const COW_CHANGES: u32 = 2;
 
-/// Notes that blocks which were just allocated are staged for copy-on-write. Blocks that are shared or staged already
-/// are damage.
-pub fn add_cow<S: CountStore>(editor: &mut Editor<S>, run: Run) -> Result<()> {
+/// Records that blocks which were just allocated are staged for copy-on-write. If they are shared or staged already,
+/// that is corruption.
+pub fn add_cow<S: CountStore>(editor: &mut BtreeCursor<S>, run: AgExtent) -> Result<()> {
     check_run(editor, run)?;
     check_absent(editor, Domain::Shared, run)?;
     check_absent(editor, Domain::Cow, run)?;
-    // Nothing lies within: the neighbours at most.
+    // Nothing lies within: at most the neighbours.
     let old = window::touching(editor, Domain::Cow, run, 2)?;
     let (before, behind): (Vec<_>, Vec<_>) = old.iter().partition(|counted| counted.run.start < run.start);
     let mut new = Merged::default();
@@ -29,14 +29,14 @@ pub fn add_cow<S: CountStore>(editor: &mut Editor<S>, run: Run) -> Result<()> {
     Ok(())
 }
 
-/// Forgets that blocks are staged, all of which one record must name. They go to a file, or are to be freed.
-pub fn remove_cow<S: CountStore>(editor: &mut Editor<S>, run: Run) -> Result<()> {
+/// Removes blocks from the staging records; one record must have all of them. They go to a file, or will be freed.
+pub fn remove_cow<S: CountStore>(editor: &mut BtreeCursor<S>, run: AgExtent) -> Result<()> {
     check_run(editor, run)?;
     let mut staged = window::touching(editor, Domain::Cow, run, 3)?;
     staged.retain(|counted| counted.run.common(run).is_some());
     let old = match staged.first() {
         Some(counted) if counted.run.common(run) == Some(run) => *counted,
-        // The first block that this record, if there is one, does not name.
+        // The first block that this record, if there is one, does not have.
         first => {
             let missing = first
                 .filter(|counted| counted.run.start <= run.start)
@@ -54,9 +54,9 @@ pub fn remove_cow<S: CountStore>(editor: &mut Editor<S>, run: Run) -> Result<()>
     Ok(())
 }
 
-/// The first staging extent that begins at `from` or behind it. After a crash all of them are to be removed and freed,
-/// once the intents in the log are done.
-pub fn first_cow<S: CountStore>(editor: &mut Editor<S>, from: AgBlock) -> Result<Option<Run>> {
+/// The first staging extent at or after `from`. After a crash all of them must be removed and freed, once the intents
+/// in the log are done.
+pub fn first_cow<S: CountStore>(editor: &mut BtreeCursor<S>, from: AgBlock) -> Result<Option<AgExtent>> {
     let Some(found) = editor.seek_ge(Domain::Cow.rank(from.0))? else { return Ok(None) };
     let (domain, counted) = record::read(editor, &found)?;
     Ok((domain == Domain::Cow).then_some(counted.run))

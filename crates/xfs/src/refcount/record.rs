@@ -1,27 +1,27 @@
-//! What a record says: so many owners of a run of blocks, in one of two domains.
+//! The content of a record: a number of owners for a run of blocks, in one of two domains.
 
 use super::{CountStore, group_blocks};
-use crate::alloc::Run;
-use crate::btree::edit::Editor;
+use crate::alloc::AgExtent;
+use crate::btree::edit::BtreeCursor;
 use crate::error::Result;
 use xfs_format::btree::{Refcountbt, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::records::RefcountRecord;
 
-/// The highest count. What has reached it is not counted any more, up or down: its blocks are never freed.
+/// The maximum count. A count that has reached it never changes any more, so its blocks are never freed.
 pub const COUNT_MAX: u32 = u32::MAX;
 
-/// Which blocks a record is about.
+/// The kind of blocks that a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Domain {
-    /// Those of more than one owner.
+    /// Those with more than one owner.
     Shared,
     /// Those staged for copy-on-write.
     Cow,
 }
 
 impl Domain {
-    /// The place of a block in the order of records.
+    /// The rank of a block in the order of records.
     pub(super) fn rank(self, block: u32) -> u32 {
         match self {
             Domain::Shared => block,
@@ -30,23 +30,23 @@ impl Domain {
     }
 }
 
-/// A run of blocks that have equally many owners.
+/// A run of blocks with the same number of owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Counted {
-    pub(super) run: Run,
+    pub(super) run: AgExtent,
     pub(super) count: u32,
 }
 
 impl Counted {
-    /// The blocks in front of `block`.
+    /// The blocks before `block`.
     pub(super) fn before(self, block: u64) -> Option<Self> {
-        let run = Run::between(self.run.start.0.into(), self.run.end().min(block))?;
+        let run = AgExtent::between(self.run.start.0.into(), self.run.end().min(block))?;
         Some(Self { run, ..self })
     }
 
     /// The blocks from `block` on.
     pub(super) fn from(self, block: u64) -> Option<Self> {
-        let run = Run::between(block.max(self.run.start.0.into()), self.run.end())?;
+        let run = AgExtent::between(block.max(self.run.start.0.into()), self.run.end())?;
         Some(Self { run, ..self })
     }
 
@@ -59,11 +59,14 @@ impl Counted {
     }
 }
 
-/// What the record says on which an editor stands, if it can be true.
-pub(super) fn read<S: CountStore>(editor: &Editor<S>, record: &RefcountRecord) -> Result<(Domain, Counted)> {
+/// The record at the cursor, checked.
+pub(super) fn read<S: CountStore>(
+    editor: &BtreeCursor<S>,
+    record: &RefcountRecord,
+) -> Result<(Domain, Counted)> {
     let start = record.startblock.get();
     let domain = if start & RefcountRecord::COW == 0 { Domain::Shared } else { Domain::Cow };
-    let run = Run::new(start & !RefcountRecord::COW, record.blockcount.get());
+    let run = AgExtent::new(start & !RefcountRecord::COW, record.blockcount.get());
     let count = record.refcount.get();
     let wrong = if run.len == 0 || run.end() > group_blocks(editor) {
         Some(FormatError::mismatch(Refcountbt::NAME, "end of an extent", run.end(), group_blocks(editor)))
@@ -85,7 +88,7 @@ pub(super) fn read<S: CountStore>(editor: &Editor<S>, record: &RefcountRecord) -
     }
 }
 
-/// Records in their order, put together from pieces: those that touch and have equal counts become one.
+/// Records in order, assembled from pieces. Adjacent ones with the same count are merged.
 #[derive(Debug, Default)]
 pub(super) struct Merged(pub(super) Vec<Counted>);
 
@@ -95,7 +98,7 @@ impl Merged {
         if let Some(last) = self.0.last_mut()
             && last.count == piece.count
             && last.run.end() == u64::from(piece.run.start.0)
-            && let Some(run) = Run::between(last.run.start.0.into(), piece.run.end())
+            && let Some(run) = AgExtent::between(last.run.start.0.into(), piece.run.end())
         {
             last.run = run;
             return;

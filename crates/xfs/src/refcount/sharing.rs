@@ -1,8 +1,8 @@
-//! Which blocks have more than one owner: the reference count trees.
+//! Which blocks have more than one owner, according to the refcount trees.
 //!
-//! Invariant: no block that a tree counts is ever written in place, or put into the trees of free space. What frees
-//! blocks of a file with the flag for shared blocks counts an owner less; of a file without it, none may be counted, which
-//! is asked before anything has changed, and of each extent once more.
+//! Invariant: no block in such a tree is ever written in place or added to the free space trees. Freeing blocks of a
+//! file with the reflink flag decrements their refcount. A file without it must have no blocks in the tree, which is
+//! checked before anything has changed, and again for each extent.
 
 use crate::btree::Cursor;
 use crate::buf::BufCache;
@@ -21,15 +21,15 @@ use xfs_format::types::{AgBlock, AgNumber, FileBlock, FsBlock, InodeNumber};
 /// A run of blocks that are all shared or all not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedRun {
-    /// Blocks from the one asked for.
+    /// Number of blocks from the requested one on.
     pub blocks: u64,
     /// Whether more than one file has them.
     pub shared: bool,
 }
 
-/// Where it is written which blocks are shared.
+/// Reads which blocks are shared.
 ///
-/// Who holds a file's range keeps its blocks from being shared once more; that others give theirs up may come at any time.
+/// Whoever holds a file's range keeps its blocks from being shared again. Other files may give up theirs at any time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sharing<'a> {
     /// The buffers.
@@ -47,7 +47,7 @@ impl Sharing<'_> {
         let Some((tree, first)) = self.tree_of(start)? else { return Ok(not_shared) };
         let mut cursor = tree.seek(self, first)?;
         while let Some(record) = cursor.next_record()? {
-            // Extents staged for copy-on-write come last, and belong to no file.
+            // Extents that are staged for copy-on-write come last, and belong to no file.
             if record.startblock.get() & RefcountRecord::COW != 0 {
                 break;
             }
@@ -65,9 +65,9 @@ impl Sharing<'_> {
         Ok(not_shared)
     }
 
-    /// Whether a tree of reference counts has anything to say of `blocks` blocks from `start`, which lie in one group:
-    /// blocks of a single owner are in none. What a file or an intent has is not staged for a copy at the same time: that
-    /// is damage, as the next mount by the kernel frees what is staged.
+    /// Whether a refcount tree has anything on `blocks` blocks from `start`, which lie in one group. Blocks with a
+    /// single owner are in no tree. A file's or an intent's blocks must not be staged for a copy as well: that is
+    /// corruption, because the next mount by a kernel frees what is staged.
     pub(crate) fn is_counted(&self, start: FsBlock, blocks: u64) -> Result<bool> {
         let Some((tree, first)) = self.tree_of(start)? else { return Ok(false) };
         let (first, end) = (u64::from(first), u64::from(first) + blocks);
@@ -130,7 +130,7 @@ impl Sharing<'_> {
         Ok(tree.seek(self, 0)?.next_record()?.is_none())
     }
 
-    /// The tree that tells of a block, and the block's place in its group.
+    /// The tree for a block, and the block's number in its group.
     fn tree_of(&self, start: FsBlock) -> Result<Option<(CountTree<'_>, u32)>> {
         let Some((ag, first)) = self.geometry.split_block(start) else { return Ok(None) };
         let still = self.groups.counts_still();
@@ -139,7 +139,7 @@ impl Sharing<'_> {
     }
 }
 
-/// One group's tree of reference counts, which stays as it is meanwhile.
+/// One group's refcount tree, which does not change meanwhile.
 struct CountTree<'a> {
     ag: AgNumber,
     root: Root,
@@ -147,7 +147,7 @@ struct CountTree<'a> {
 }
 
 impl CountTree<'_> {
-    /// Before the last record that begins at `rank` or before it.
+    /// Positioned before the last record that begins at or before `rank`.
     fn seek<'b>(&self, of: &Sharing<'b>, rank: u32) -> Result<Cursor<'b, Refcountbt>> {
         Cursor::seek(of.bufs, of.geometry, self.ag, self.root, Some(rank))
     }

@@ -9,10 +9,10 @@ use xfs_format::node_mut::same;
 
 type Store = MemoryStore<Refcountbt>;
 
-/// Blocks that are less than the format allows: trees get three levels from some thousand records.
+/// Smaller blocks than the format allows, so that trees get three levels from some thousand records on.
 const BLOCK_LOG: u8 = 9;
 
-/// What a block is to the model.
+/// The state of a block in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Free,
@@ -20,16 +20,16 @@ enum Use {
     Staged,
 }
 
-/// Each block of a part of the group, from block 1.
+/// The blocks of a part of the group, from block 1 on.
 #[derive(Clone, Debug)]
 struct Model(Vec<Use>);
 
 impl Model {
-    fn run(from: usize, len: usize) -> Run {
-        Run::new(from as u32 + 1, len as u32)
+    fn run(from: usize, len: usize) -> AgExtent {
+        AgExtent::new(from as u32 + 1, len as u32)
     }
 
-    /// The records, merged as far as they can be.
+    /// The records, merged as far as possible.
     fn records(&self) -> Vec<RefcountRecord> {
         let (mut shared, mut staged) = (Merged::default(), Merged::default());
         for (at, state) in self.0.iter().enumerate() {
@@ -44,12 +44,12 @@ impl Model {
         shared.chain(staged.0.into_iter().map(|counted| counted.record(Domain::Cow))).collect()
     }
 
-    /// How many blocks from `from`, and `len` at most, are used in this way.
+    /// How many blocks from `from`, and at most `len`, have this state.
     fn reach(&self, from: usize, len: usize, wanted: impl Fn(Use) -> bool) -> usize {
         self.0[from..].iter().take(len).take_while(|state| wanted(**state)).count()
     }
 
-    /// The lengths of the first `limit` stretches of equal count.
+    /// The length of the first `limit` stretches with equal count.
     fn pieces(&self, mut from: usize, len: usize, limit: u32) -> usize {
         let (start, end) = (from, from + len);
         for _ in 0..limit {
@@ -61,8 +61,8 @@ impl Model {
         from - start
     }
 
-    /// Counts anew; gives the blocks that are free now, and those that lost all but one owner.
-    fn adjust(&mut self, from: usize, len: usize, how: Adjust) -> (Vec<Run>, Vec<Run>) {
+    /// Changes counts. Returns the blocks that are free now, and those that have a single owner left.
+    fn adjust(&mut self, from: usize, len: usize, how: Adjust) -> (Vec<AgExtent>, Vec<AgExtent>) {
         let (mut freed, mut single) = (Vec::new(), Vec::new());
         for at in from..from + len {
             let Use::Owners(count) = self.0[at] else { panic!("block without owner") };
@@ -81,8 +81,8 @@ impl Model {
                 }
             };
         }
-        Run::normalize(&mut freed);
-        Run::normalize(&mut single);
+        AgExtent::normalize(&mut freed);
+        AgExtent::normalize(&mut single);
         (freed, single)
     }
 
@@ -91,10 +91,10 @@ impl Model {
     }
 }
 
-/// A tree with these records, its blocks as full as they can be.
+/// A tree with these records, its blocks as full as possible.
 fn store_of(records: &[RefcountRecord]) -> Store {
     let mut store = Store::with_block_root(BLOCK_LOG);
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     for record in records {
         editor.insert(*record).unwrap();
     }
@@ -116,14 +116,14 @@ fn assert_same(found: &[RefcountRecord], expected: &[RefcountRecord]) {
     }
 }
 
-/// Changes log no more blocks than was said.
+/// Checks that changes log no more blocks than announced.
 fn assert_room(store: &Store, levels: u32, changes: u32) {
     let room = blocks_of_changes(store.geometry(), levels, changes) as usize;
     let changed = store.changed_blocks();
     assert!(changed <= room, "{changed} blocks, and room for {room}: {levels} levels, {changes} changes");
 }
 
-/// One step of a history; numbers are made to fit.
+/// One step of a history. Its numbers are adjusted to fit.
 #[derive(Clone, Debug)]
 enum Step {
     Adjust {
@@ -132,7 +132,7 @@ enum Step {
         how: Adjust,
         pieces: u32,
     },
-    /// Free blocks get an owner, which the tree is not told.
+    /// Free blocks get an owner. The tree does not know that.
     Allocate {
         from: usize,
         len: usize,
@@ -153,7 +153,7 @@ enum Step {
     },
 }
 
-/// Applies a step to both, and compares all that can be seen.
+/// Applies a step to both, and compares everything that can be seen.
 fn apply(store: &mut Store, model: &mut Model, step: &Step) {
     let at = |from: &usize| from % model.0.len();
     match step {
@@ -162,21 +162,21 @@ fn apply(store: &mut Store, model: &mut Model, step: &Step) {
             let mut left = model.reach(from, *len, |state| matches!(state, Use::Owners(_)));
             let mut transactions = 0;
             while left > 0 {
-                let levels = Editor::new(&mut *store).levels().unwrap();
+                let levels = BtreeCursor::new(&mut *store).levels().unwrap();
                 let expected = model.pieces(from, left, (*pieces).max(1));
                 let run = Model::run(from, left);
-                let adjusted = adjust(&mut Editor::new(&mut *store), run, *how, *pieces).unwrap();
+                let adjusted = adjust(&mut BtreeCursor::new(&mut *store), run, *how, *pieces).unwrap();
                 assert_room(store, levels, changes_of_adjust((*pieces).max(1)));
                 let (freed, single) = model.adjust(from, expected, *how);
                 assert_eq!(adjusted.done as usize, expected);
                 assert_eq!(adjusted.freed.to_vec(), freed);
                 assert_eq!(adjusted.single.len().min(1), single.len().min(1));
                 let mut found = adjusted.single.to_vec();
-                Run::normalize(&mut found);
+                AgExtent::normalize(&mut found);
                 assert_eq!(found, single);
                 assert!(adjusted.freed.len() as u32 <= (*pieces).max(1));
                 assert!(adjusted.changes <= changes_of_adjust((*pieces).max(1)), "{adjusted:?}");
-                // Whenever it is interrupted, it is as if this had been all.
+                // Whenever it is interrupted, it is as if this had been everything.
                 if model.0.len() < 1000 || transactions % 16 == 0 {
                     assert_same(&records_of(store), &model.records());
                 }
@@ -195,8 +195,8 @@ fn apply(store: &mut Store, model: &mut Model, step: &Step) {
             let from = at(from);
             let len = model.reach(from, *len, |state| state == Use::Free);
             if len > 0 {
-                let levels = Editor::new(&mut *store).levels().unwrap();
-                add_cow(&mut Editor::new(&mut *store), Model::run(from, len)).unwrap();
+                let levels = BtreeCursor::new(&mut *store).levels().unwrap();
+                add_cow(&mut BtreeCursor::new(&mut *store), Model::run(from, len)).unwrap();
                 assert_room(store, levels, COW_CHANGES);
                 model.set(from, len, Use::Staged);
             }
@@ -205,8 +205,8 @@ fn apply(store: &mut Store, model: &mut Model, step: &Step) {
             let from = at(from);
             let len = model.reach(from, *len, |state| state == Use::Staged);
             if len > 0 {
-                let levels = Editor::new(&mut *store).levels().unwrap();
-                remove_cow(&mut Editor::new(&mut *store), Model::run(from, len)).unwrap();
+                let levels = BtreeCursor::new(&mut *store).levels().unwrap();
+                remove_cow(&mut BtreeCursor::new(&mut *store), Model::run(from, len)).unwrap();
                 assert_room(store, levels, COW_CHANGES);
                 model.set(from, len, if *to_file { Use::Owners(1) } else { Use::Free });
             }
@@ -226,7 +226,7 @@ fn apply(store: &mut Store, model: &mut Model, step: &Step) {
                 Model::run(first, blocks)
             });
             let run = Model::run(from, len);
-            assert_eq!(find_shared(&mut Editor::new(&mut *store), run, *whole).unwrap(), expected);
+            assert_eq!(find_shared(&mut BtreeCursor::new(&mut *store), run, *whole).unwrap(), expected);
         }
     }
     assert_same(&records_of(store), &model.records());
@@ -234,8 +234,8 @@ fn apply(store: &mut Store, model: &mut Model, step: &Step) {
 }
 
 /// All staging extents, one after the other.
-fn leftovers(store: &mut Store) -> Vec<Run> {
-    let mut editor = Editor::new(store);
+fn leftovers(store: &mut Store) -> Vec<AgExtent> {
+    let mut editor = BtreeCursor::new(store);
     let (mut found, mut from) = (Vec::new(), 0);
     while let Some(run) = first_cow(&mut editor, AgBlock(from)).unwrap() {
         found.push(run);
@@ -244,10 +244,10 @@ fn leftovers(store: &mut Store) -> Vec<Run> {
     found
 }
 
-fn staging(model: &Model) -> Vec<Run> {
+fn staging(model: &Model) -> Vec<AgExtent> {
     let mut runs: Vec<_> =
         (0..model.0.len()).filter(|at| model.0[*at] == Use::Staged).map(|at| Model::run(at, 1)).collect();
-    Run::normalize(&mut runs);
+    AgExtent::normalize(&mut runs);
     runs
 }
 
@@ -266,7 +266,7 @@ fn any_model(stretches: std::ops::Range<usize>) -> impl Strategy<Value = Model> 
     })
 }
 
-/// Some thousand stretches: more than would leave room for cases to be made smaller one by one.
+/// Some thousand stretches: too many for reducing failures one by one.
 fn large_model(seed: u64) -> Model {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut model = Model(Vec::new());
@@ -311,7 +311,7 @@ proptest! {
         }
     }
 
-    /// Between two transactions of its own the kernel leaves records that could be one.
+    /// Between two of its own transactions the kernel leaves records that could be merged.
     #[test]
     fn records_that_could_be_one_are_counted_all_the_same(
         model in any_model(1..20),
@@ -340,12 +340,12 @@ proptest! {
         if len > 0 {
             let how = if up { Adjust::Increase } else { Adjust::Decrease };
             let adjusted =
-                adjust(&mut Editor::new(&mut store), Model::run(from, len), how, pieces).unwrap();
+                adjust(&mut BtreeCursor::new(&mut store), Model::run(from, len), how, pieces).unwrap();
             prop_assert!(adjusted.changes <= changes_of_adjust(pieces));
             prop_assert!(adjusted.done > 0);
             let (freed, _) = model.adjust(from, adjusted.done as usize, how);
             let mut found = adjusted.freed.to_vec();
-            Run::normalize(&mut found);
+            AgExtent::normalize(&mut found);
             prop_assert_eq!(found, freed);
         }
         let mut shared = vec![1; model.0.len()];
@@ -376,13 +376,13 @@ proptest! {
         for step in &steps {
             apply(&mut store, &mut model, step);
         }
-        // Down to nothing: all owners go, and what is staged.
+        // Down to nothing: all owners are removed, and everything that is staged.
         while let Some(run) = leftovers(&mut store).first() {
-            remove_cow(&mut Editor::new(&mut store), *run).unwrap();
+            remove_cow(&mut BtreeCursor::new(&mut store), *run).unwrap();
         }
-        let mut editor = Editor::new(&mut store);
+        let mut editor = BtreeCursor::new(&mut store);
         while let Some(first) = editor.first().unwrap() {
-            let (run, pieces) = (Run::new(first.startblock.get(), first.blockcount.get()), 1);
+            let (run, pieces) = (AgExtent::new(first.startblock.get(), first.blockcount.get()), 1);
             if first.refcount.get() > 4 {
                 editor.delete().unwrap();
                 continue;
@@ -394,20 +394,20 @@ proptest! {
 }
 
 fn shared(start: u32, len: u32, count: u32) -> RefcountRecord {
-    Counted { run: Run::new(start, len), count }.record(Domain::Shared)
+    Counted { run: AgExtent::new(start, len), count }.record(Domain::Shared)
 }
 
 fn staged(start: u32, len: u32) -> RefcountRecord {
-    Counted { run: Run::new(start, len), count: 1 }.record(Domain::Cow)
+    Counted { run: AgExtent::new(start, len), count: 1 }.record(Domain::Cow)
 }
 
-/// The error, and the block of the group that it names; the tree stays as it was.
+/// The error, and the group's block that it names. The tree stays as it was.
 fn refused<R: std::fmt::Debug>(
     records: &[RefcountRecord],
-    change: impl FnOnce(&mut Editor<&mut Store>) -> Result<R>,
+    change: impl FnOnce(&mut BtreeCursor<&mut Store>) -> Result<R>,
 ) -> (&'static str, u64) {
     let mut store = store_of(records);
-    let error = change(&mut Editor::new(&mut store)).unwrap_err();
+    let error = change(&mut BtreeCursor::new(&mut store)).unwrap_err();
     assert_same(&records_of(&mut store), records);
     let Error::Corrupt { daddr: Some(daddr), problem, .. } = error else { panic!("{error:?}") };
     let first = store.geometry().daddr_of(AgNumber(store.owner() as u32), AgBlock(0));
@@ -418,7 +418,7 @@ fn refused<R: std::fmt::Debug>(
 fn what_is_shared_is_not_staged() {
     let both = "blocks that are shared and staged for copy-on-write";
     let already = "blocks that are staged for copy-on-write already";
-    let run = Run::new(10, 10);
+    let run = AgExtent::new(10, 10);
     for how in [Adjust::Increase, Adjust::Decrease] {
         assert_eq!(refused(&[staged(19, 3)], |tree| adjust(tree, run, how, 9)), (already, 19));
         assert_eq!(refused(&[staged(7, 30)], |tree| adjust(tree, run, how, 9)), (already, 10));
@@ -432,7 +432,7 @@ fn what_is_shared_is_not_staged() {
 #[test]
 fn what_is_not_staged_cannot_be_taken_from_the_staging_area() {
     let missing = "blocks that are not staged for copy-on-write";
-    let run = Run::new(10, 10);
+    let run = AgExtent::new(10, 10);
     assert_eq!(refused(&[], |tree| remove_cow(tree, run)), (missing, 10));
     assert_eq!(refused(&[staged(5, 5), staged(20, 5)], |tree| remove_cow(tree, run)), (missing, 10));
     assert_eq!(refused(&[staged(5, 14)], |tree| remove_cow(tree, run)), (missing, 19));
@@ -444,32 +444,37 @@ fn what_is_not_staged_cannot_be_taken_from_the_staging_area() {
 fn runs_lie_in_the_group() {
     let store = Store::with_block_root(BLOCK_LOG);
     let blocks = store.geometry().ag_blocks_of(AgNumber(store.owner() as u32));
-    let last = Run::new(blocks - 1, 1);
+    let last = AgExtent::new(blocks - 1, 1);
     let mut store = store_of(&[]);
-    let mut tree = Editor::new(&mut store);
+    let mut tree = BtreeCursor::new(&mut store);
     adjust(&mut tree, last, Adjust::Increase, 1).unwrap();
-    assert_eq!(find_shared(&mut tree, Run::new(1, blocks - 1), false).unwrap(), Some(last));
-    for run in [Run::new(blocks - 1, 2), Run::new(blocks, 1), Run::new(5, u32::MAX), Run::new(0, 1)] {
+    assert_eq!(find_shared(&mut tree, AgExtent::new(1, blocks - 1), false).unwrap(), Some(last));
+    for run in [
+        AgExtent::new(blocks - 1, 2),
+        AgExtent::new(blocks, 1),
+        AgExtent::new(5, u32::MAX),
+        AgExtent::new(0, 1),
+    ] {
         let refusal = ("end of an extent", run.start.0.into());
         assert_eq!(refused(&[], |tree| adjust(tree, run, Adjust::Increase, 1)), refusal);
         assert_eq!(refused(&[], |tree| add_cow(tree, run)), refusal);
         assert_eq!(refused(&[], |tree| remove_cow(tree, run)), refusal);
         assert_eq!(refused(&[], |tree| find_shared(tree, run, true)), refusal);
     }
-    assert_eq!(refused(&[], |tree| find_shared(tree, Run::new(9, 0), true)), ("end of an extent", 9));
+    assert_eq!(refused(&[], |tree| find_shared(tree, AgExtent::new(9, 0), true)), ("end of an extent", 9));
 }
 
 #[test]
 fn damaged_records_are_met_before_anything_changes() {
-    // The leaf of a tree of one block.
+    // The leaf of a tree with one block.
     let leaf = 8;
-    let run = Run::new(8, 40);
-    let up = |tree: &mut Editor<&mut Store>| adjust(tree, run, Adjust::Increase, 99);
+    let run = AgExtent::new(8, 40);
+    let up = |tree: &mut BtreeCursor<&mut Store>| adjust(tree, run, Adjust::Increase, 99);
     assert_eq!(refused(&[shared(10, 5, 2), shared(20, 5, 1)], up), ("reference count", leaf));
     assert_eq!(refused(&[shared(10, 5, 2), shared(14, 5, 3)], up), ("start of an extent", leaf));
     assert_eq!(refused(&[shared(10, 5, 2), shared(20, 0, 3)], up), ("end of an extent", leaf));
     assert_eq!(refused(&[shared(10, 5, 2), shared(20, 1 << 30, 3)], up), ("end of an extent", leaf));
-    let two = Counted { run: Run::new(3, 9), count: 2 }.record(Domain::Cow);
+    let two = Counted { run: AgExtent::new(3, 9), count: 2 }.record(Domain::Cow);
     let refusal = ("reference count of a staged extent", leaf);
     assert_eq!(refused(&[two], up), refusal);
     assert_eq!(refused(&[two], |tree| first_cow(tree, AgBlock(0))), refusal);
@@ -481,13 +486,14 @@ fn counts_at_their_limit_stay_there() {
     let full = shared(10, 10, COUNT_MAX);
     for how in [Adjust::Increase, Adjust::Decrease] {
         let mut store = store_of(&[full]);
-        let adjusted = adjust(&mut Editor::new(&mut store), Run::new(12, 3), how, 1).unwrap();
+        let adjusted = adjust(&mut BtreeCursor::new(&mut store), AgExtent::new(12, 3), how, 1).unwrap();
         assert_eq!(adjusted, Adjusted { done: 3, ..Adjusted::default() });
         assert_same(&records_of(&mut store), &[full]);
     }
     let mut store =
         store_of(&[shared(8, 2, COUNT_MAX), shared(10, 4, COUNT_MAX - 1), shared(14, 2, COUNT_MAX)]);
-    let adjusted = adjust(&mut Editor::new(&mut store), Run::new(10, 4), Adjust::Increase, 1).unwrap();
+    let adjusted =
+        adjust(&mut BtreeCursor::new(&mut store), AgExtent::new(10, 4), Adjust::Increase, 1).unwrap();
     assert_eq!((adjusted.done, adjusted.changes), (4, 3));
     assert_same(&records_of(&mut store), &[shared(8, 8, COUNT_MAX)]);
 }
@@ -506,15 +512,15 @@ fn damaged_blocks_are_errors_and_no_circles() {
             let at = rng.usize(0..block.len());
             block[at] = rng.u8(..);
         }
-        let mut editor = Editor::new(&mut store);
+        let mut editor = BtreeCursor::new(&mut store);
         for _ in 0..8 {
-            let run = Run::new(rng.u32(1..9000), rng.u32(1..900));
+            let run = AgExtent::new(rng.u32(1..9000), rng.u32(1..900));
             let how = if rng.bool() { Adjust::Increase } else { Adjust::Decrease };
             let _ = find_shared(&mut editor, run, true);
             let _ = first_cow(&mut editor, run.start);
-            // A change that failed may have left the tree broken: its transaction is dropped.
+            // A failed change may have left the tree broken: its transaction is dropped.
             let failed = adjust(&mut editor, run, how, rng.u32(1..200)).is_err()
-                || add_cow(&mut editor, Run::new(20_000 + rng.u32(0..9000) * 2, 1)).is_err();
+                || add_cow(&mut editor, AgExtent::new(20_000 + rng.u32(0..9000) * 2, 1)).is_err();
             if failed {
                 break;
             }

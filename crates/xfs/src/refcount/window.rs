@@ -1,9 +1,9 @@
-//! The records around a run, and putting others in their place.
+//! The records around a run, and replacing them.
 
 use super::CountStore;
 use super::record::{self, Counted, Domain};
-use crate::alloc::Run;
-use crate::btree::edit::Editor;
+use crate::alloc::AgExtent;
+use crate::btree::edit::BtreeCursor;
 use crate::error::Result;
 use std::cmp::Ordering;
 use xfs_format::btree::{Refcountbt, Tree};
@@ -12,16 +12,16 @@ use xfs_format::records::RefcountRecord;
 
 /// Walks through the records of one domain.
 struct Walk<'e, S: CountStore> {
-    editor: &'e mut Editor<S>,
+    editor: &'e mut BtreeCursor<S>,
     domain: Domain,
-    /// What the walk came to first, until it is given out.
+    /// The first record of the walk, until it is returned.
     first: Option<RefcountRecord>,
     end: u64,
 }
 
 impl<'e, S: CountStore> Walk<'e, S> {
-    /// From the last record that begins before `start`, or else the first one behind.
-    fn before(editor: &'e mut Editor<S>, domain: Domain, start: u32) -> Result<Self> {
+    /// Begins with the last record that begins before `start`, otherwise with the next one.
+    fn before(editor: &'e mut BtreeCursor<S>, domain: Domain, start: u32) -> Result<Self> {
         let before = editor.seek_le(domain.rank(start).saturating_sub(1))?;
         let first = match before {
             Some(record) if record::read(editor, &record)?.0 == domain => Some(record),
@@ -50,11 +50,11 @@ impl<'e, S: CountStore> Walk<'e, S> {
     }
 }
 
-/// The first `limit` records that have blocks in common with `run` or touch it.
+/// The first `limit` records that intersect or touch `run`.
 pub(super) fn touching<S: CountStore>(
-    editor: &mut Editor<S>,
+    editor: &mut BtreeCursor<S>,
     domain: Domain,
-    run: Run,
+    run: AgExtent,
     limit: u32,
 ) -> Result<Vec<Counted>> {
     let mut found = Vec::new();
@@ -69,12 +69,12 @@ pub(super) fn touching<S: CountStore>(
     Ok(found)
 }
 
-/// The first blocks of `run` that one record of this domain names.
+/// The first blocks of `run` that one record of this domain has.
 pub(super) fn first_in<S: CountStore>(
-    editor: &mut Editor<S>,
+    editor: &mut BtreeCursor<S>,
     domain: Domain,
-    run: Run,
-) -> Result<Option<Run>> {
+    run: AgExtent,
+) -> Result<Option<AgExtent>> {
     let mut walk = Walk::before(editor, domain, run.start.0)?;
     while let Some(counted) = walk.next()? {
         if u64::from(counted.run.start.0) >= run.end() {
@@ -87,13 +87,13 @@ pub(super) fn first_in<S: CountStore>(
     Ok(None)
 }
 
-/// How `run` goes on behind its part `found`, in records that touch each other.
+/// How `run` continues after its part `found`, in adjacent records.
 pub(super) fn whole<S: CountStore>(
-    editor: &mut Editor<S>,
+    editor: &mut BtreeCursor<S>,
     domain: Domain,
-    run: Run,
-    found: Run,
-) -> Result<Run> {
+    run: AgExtent,
+    found: AgExtent,
+) -> Result<AgExtent> {
     let mut end = found.end();
     let mut walk = Walk::before(editor, domain, found.start.0)?;
     while end < run.end()
@@ -102,22 +102,22 @@ pub(super) fn whole<S: CountStore>(
     {
         end = end.max(counted.run.end());
     }
-    Ok(Run::between(found.start.0.into(), end.min(run.end())).unwrap_or(found))
+    Ok(AgExtent::between(found.start.0.into(), end.min(run.end())).unwrap_or(found))
 }
 
 /// One change of a tree.
 #[derive(Clone, Copy, Debug)]
-enum Change {
+enum RecordChange {
     Insert(Counted),
     Delete(Counted),
-    /// The first becomes the second, and stays between its neighbours.
+    /// The first becomes the second, between the same neighbours.
     Update(Counted, Counted),
 }
 
-/// Puts `new` in the place of `old`, neighbours all of them, and gives the number of changes: no more than there are
-/// blocks where a record begins before or after.
+/// Replaces `old` by `new`, all of them neighbours. Returns the number of changes: at most the number of blocks at
+/// which a record begins before or after.
 pub(super) fn replace<S: CountStore>(
-    editor: &mut Editor<S>,
+    editor: &mut BtreeCursor<S>,
     domain: Domain,
     old: &[Counted],
     new: &[Counted],
@@ -125,15 +125,15 @@ pub(super) fn replace<S: CountStore>(
     let changes = changes(old, new);
     for change in &changes {
         match *change {
-            Change::Insert(new) => {
+            RecordChange::Insert(new) => {
                 editor.seek_le(domain.rank(new.run.start.0))?;
                 editor.insert(new.record(domain))?;
             }
-            Change::Delete(old) => {
+            RecordChange::Delete(old) => {
                 seek(editor, domain, old)?;
                 editor.delete()?;
             }
-            Change::Update(old, new) => {
+            RecordChange::Update(old, new) => {
                 seek(editor, domain, old)?;
                 editor.update(new.record(domain))?;
             }
@@ -142,8 +142,8 @@ pub(super) fn replace<S: CountStore>(
     Ok(changes.len() as u32)
 }
 
-/// Stands on a record that was read before.
-fn seek<S: CountStore>(editor: &mut Editor<S>, domain: Domain, wanted: Counted) -> Result<()> {
+/// Moves to a record that was read before.
+fn seek<S: CountStore>(editor: &mut BtreeCursor<S>, domain: Domain, wanted: Counted) -> Result<()> {
     if editor.seek_eq(domain.rank(wanted.run.start.0))?.is_some() {
         return Ok(());
     }
@@ -151,8 +151,8 @@ fn seek<S: CountStore>(editor: &mut Editor<S>, domain: Domain, wanted: Counted) 
     Err(editor.damage(0, FormatError::value(Refcountbt::NAME, "record that was there", start)))
 }
 
-/// What makes `new` of `old`, so that the order of records holds between any two steps.
-fn changes(old: &[Counted], new: &[Counted]) -> Vec<Change> {
+/// The changes that turn `old` into `new`, so that the order of records holds after each step.
+fn changes(old: &[Counted], new: &[Counted]) -> Vec<RecordChange> {
     let mut changes = Vec::new();
     let (mut olds, mut news) = (old.iter().copied().peekable(), new.iter().copied().peekable());
     loop {
@@ -172,23 +172,23 @@ fn changes(old: &[Counted], new: &[Counted]) -> Vec<Change> {
         match (order, was, is) {
             (Ordering::Equal, Some(was), Some(is)) => {
                 if was != is {
-                    changes.push(Change::Update(was, is));
+                    changes.push(RecordChange::Update(was, is));
                 }
             }
-            // A record that begins here no more may be the one that begins next, if no other begins between.
+            // A record that no longer begins here may become the next one, if none begins in between.
             (Ordering::Less, Some(was), is) => match is {
                 Some(is) if olds.peek().is_none_or(|next| is.run.start < next.run.start) => {
                     news.next();
-                    changes.push(Change::Update(was, is));
+                    changes.push(RecordChange::Update(was, is));
                 }
-                _ => changes.push(Change::Delete(was)),
+                _ => changes.push(RecordChange::Delete(was)),
             },
             (Ordering::Greater, was, Some(is)) => match was {
                 Some(was) if news.peek().is_none_or(|next| was.run.start < next.run.start) => {
                     olds.next();
-                    changes.push(Change::Update(was, is));
+                    changes.push(RecordChange::Update(was, is));
                 }
-                _ => changes.push(Change::Insert(is)),
+                _ => changes.push(RecordChange::Insert(is)),
             },
             _ => return changes,
         }

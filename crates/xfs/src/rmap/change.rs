@@ -1,7 +1,7 @@
-//! Which records take the place of which, and how the tree gets from these to those.
+//! Which records replace which, and the changes of the tree.
 
 use super::group_of;
-use crate::btree::edit::{Editor, TreeStore};
+use crate::btree::edit::{BtreeCursor, TreeStore};
 use crate::error::{Result, RmapDamage, RmapProblem};
 use crate::owner::Mapping;
 use smallvec::SmallVec;
@@ -9,34 +9,34 @@ use xfs_format::btree::{Rmapbt, Tree};
 
 type Few = SmallVec<[Mapping; 3]>;
 
-/// Records that go, and those that come instead.
-pub(super) struct Change {
+/// Records to be removed, and their replacements.
+pub(super) struct RmapChange {
     old: Few,
     new: Few,
 }
 
-/// Blocks that get an owner, with the records that they join.
-pub(super) fn mapped(left: Option<Mapping>, middle: &Mapping, right: Option<Mapping>) -> Change {
+/// Blocks get an owner, merged with adjacent records.
+pub(super) fn mapped(left: Option<Mapping>, middle: &Mapping, right: Option<Mapping>) -> RmapChange {
     let old = left.into_iter().chain(right).collect();
-    Change { old, new: Few::from_iter([joined(left, middle, right)]) }
+    RmapChange { old, new: Few::from_iter([joined(left, middle, right)]) }
 }
 
-/// Blocks that are taken out of a record.
-pub(super) fn unmapped(record: &Mapping, part: &Mapping) -> Change {
+/// Blocks are removed from a record.
+pub(super) fn unmapped(record: &Mapping, part: &Mapping) -> RmapChange {
     let (before, behind) = around(record, part);
-    Change { old: Few::from_iter([*record]), new: before.into_iter().chain(behind).collect() }
+    RmapChange { old: Few::from_iter([*record]), new: before.into_iter().chain(behind).collect() }
 }
 
-/// Part of a record that gets another state, with the records that it joins then.
+/// A part of a record gets another state, merged with adjacent records.
 pub(super) fn converted(
     left: Option<Mapping>,
     record: &Mapping,
     part: &Mapping,
     right: Option<Mapping>,
-) -> Change {
+) -> RmapChange {
     let (before, behind) = around(record, part);
     let middle = joined(left, part, right);
-    Change {
+    RmapChange {
         old: left.into_iter().chain([*record]).chain(right).collect(),
         new: before.into_iter().chain([middle]).chain(behind).collect(),
     }
@@ -49,15 +49,18 @@ fn around(record: &Mapping, part: &Mapping) -> (Option<Mapping>, Option<Mapping>
     (before, behind)
 }
 
-/// Neighbours as one.
+/// Merges neighbours.
 fn joined(left: Option<Mapping>, middle: &Mapping, right: Option<Mapping>) -> Mapping {
     let first = left.unwrap_or(*middle);
     let end = right.map_or(middle.end(), |right| right.end());
     Mapping { len: (end - u64::from(first.start.0)) as u32, ..first }
 }
 
-/// Makes the change in the tree. A record stays where it is as long as its place in the order allows it.
-pub(super) fn replace<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, change: &Change) -> Result<()> {
+/// Makes the change in the tree. A record stays in place as long as the order allows it.
+pub(super) fn replace<S: TreeStore<Tree = Rmapbt>>(
+    editor: &mut BtreeCursor<S>,
+    change: &RmapChange,
+) -> Result<()> {
     let absent = |from: &Few, one: &Mapping| !from.iter().any(|other| other.rank() == one.rank());
     let mut gone = change.old.iter().filter(|old| absent(&change.new, old));
     let mut come = change.new.iter().filter(|new| absent(&change.old, new));
@@ -80,8 +83,12 @@ pub(super) fn replace<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, chang
     moved.map_or(Ok(()), |(old, new)| relocate(editor, old, new))
 }
 
-/// A record begins elsewhere: it keeps its place if nothing lies between its old rank and its new one.
-fn relocate<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, old: &Mapping, new: &Mapping) -> Result<()> {
+/// A record begins elsewhere. It keeps its place if nothing lies between its old rank and its new one.
+fn relocate<S: TreeStore<Tree = Rmapbt>>(
+    editor: &mut BtreeCursor<S>,
+    old: &Mapping,
+    new: &Mapping,
+) -> Result<()> {
     seek(editor, old)?;
     let up = new.rank() > old.rank();
     let neighbour = if up { editor.next()? } else { editor.prev()? };
@@ -101,13 +108,13 @@ fn relocate<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, old: &Mapping, 
     editor.update(new.record())
 }
 
-fn delete<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, mapping: &Mapping) -> Result<()> {
+fn delete<S: TreeStore<Tree = Rmapbt>>(editor: &mut BtreeCursor<S>, mapping: &Mapping) -> Result<()> {
     seek(editor, mapping)?;
     editor.delete().map(drop)
 }
 
-/// Stands on a record that was there a moment ago.
-fn seek<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, mapping: &Mapping) -> Result<()> {
+/// Moves to a record that was there a moment ago.
+fn seek<S: TreeStore<Tree = Rmapbt>>(editor: &mut BtreeCursor<S>, mapping: &Mapping) -> Result<()> {
     let found = editor.seek_eq(mapping.rank())?.map(|record| Mapping::of_record(&record));
     if found == Some(*mapping) {
         return Ok(());

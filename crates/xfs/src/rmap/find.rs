@@ -1,7 +1,7 @@
-//! Records that have given blocks, or blocks next to them.
+//! Finding records of given blocks, or adjacent ones.
 
 use super::{check, group_of};
-use crate::btree::edit::{Editor, TreeStore};
+use crate::btree::edit::{BtreeCursor, TreeStore};
 use crate::error::{Result, RmapDamage, RmapProblem};
 use crate::owner::{Mapping, RmapOwner};
 use std::ops::{ControlFlow, Range};
@@ -18,18 +18,19 @@ pub(super) enum Sharing {
     Possible,
 }
 
-/// The first record that has any of these blocks. Whoever frees blocks asks when their owner is out of the map.
+/// The first record that has any of these blocks. Before blocks are freed, this checks that their owner is no longer in
+/// the tree.
 pub fn mapping_in<S: TreeStore<Tree = Rmapbt>>(
-    editor: &Editor<S>,
+    editor: &BtreeCursor<S>,
     start: AgBlock,
     len: u32,
 ) -> Result<Option<Mapping>> {
     first_in(editor, blocks(start, len), |_| true)
 }
 
-/// The first record that has any of these blocks for anyone but `owner`, whose first block `start` is.
+/// The first record that has any of these blocks for an owner other than `owner`, whose first block is `start`.
 pub fn other_mapping_in<S: TreeStore<Tree = Rmapbt>>(
-    editor: &Editor<S>,
+    editor: &BtreeCursor<S>,
     start: AgBlock,
     len: u32,
     owner: RmapOwner,
@@ -38,22 +39,29 @@ pub fn other_mapping_in<S: TreeStore<Tree = Rmapbt>>(
     first_in(editor, blocks(start, len), |record| !record.covers(&own.within(record)))
 }
 
-/// Blocks that nobody may have.
-pub fn expect_free<S: TreeStore<Tree = Rmapbt>>(editor: &Editor<S>, start: AgBlock, len: u32) -> Result<()> {
+/// Fails if anybody has any of these blocks.
+pub fn expect_free<S: TreeStore<Tree = Rmapbt>>(
+    editor: &BtreeCursor<S>,
+    start: AgBlock,
+    len: u32,
+) -> Result<()> {
     nobody_has(editor, &Mapping { start, len, owner: RmapOwner::ANY, unwritten: false })
 }
 
-/// Blocks that nobody may have, as they are to be mapped.
-pub(super) fn nobody_has<S: TreeStore<Tree = Rmapbt>>(editor: &Editor<S>, mapping: &Mapping) -> Result<()> {
+/// Fails if anybody has any of the blocks that are to be mapped.
+pub(super) fn nobody_has<S: TreeStore<Tree = Rmapbt>>(
+    editor: &BtreeCursor<S>,
+    mapping: &Mapping,
+) -> Result<()> {
     match mapping_in(editor, mapping.start, mapping.len)? {
         None => Ok(()),
         Some(record) => Err(RmapDamage::new(group_of(editor), mapping, RmapProblem::Mapped(record)).into()),
     }
 }
 
-/// A place in the tree's order that no record may have: its owner would have the same blocks at the same offset twice.
+/// Fails if there is a record of this rank: its owner would have the same blocks at the same offset twice.
 pub(super) fn no_record_at<S: TreeStore<Tree = Rmapbt>>(
-    editor: &mut Editor<S>,
+    editor: &mut BtreeCursor<S>,
     mapping: &Mapping,
 ) -> Result<()> {
     match editor.seek_eq(mapping.rank())? {
@@ -67,7 +75,7 @@ pub(super) fn no_record_at<S: TreeStore<Tree = Rmapbt>>(
 
 /// The record that has all of these blocks, in this state, for this owner.
 pub(super) fn covering<S: TreeStore<Tree = Rmapbt>>(
-    editor: &mut Editor<S>,
+    editor: &mut BtreeCursor<S>,
     mapping: &Mapping,
     sharing: Sharing,
 ) -> Result<Mapping> {
@@ -86,11 +94,12 @@ pub(super) fn covering<S: TreeStore<Tree = Rmapbt>>(
     }
 }
 
-/// The record that ends where `mapping` begins, on the volume and for its owner, whatever its state.
+/// The record that ends where `mapping` begins, on the volume and for its owner, in any state.
 ///
-/// A record that has the first block of `mapping` at that offset, and begins before it, is damage: no neighbour ends there.
+/// A record that begins before `mapping` and has its first block at that offset is corruption: then no neighbour ends
+/// there.
 pub(super) fn left_of<S: TreeStore<Tree = Rmapbt>>(
-    editor: &mut Editor<S>,
+    editor: &mut BtreeCursor<S>,
     mapping: &Mapping,
     sharing: Sharing,
 ) -> Result<Option<Mapping>> {
@@ -113,9 +122,9 @@ pub(super) fn left_of<S: TreeStore<Tree = Rmapbt>>(
     }
 }
 
-/// The record that begins where `mapping` ends, on the volume and for its owner, whatever its state.
+/// The record that begins where `mapping` ends, on the volume and for its owner, in any state.
 pub(super) fn right_of<S: TreeStore<Tree = Rmapbt>>(
-    editor: &mut Editor<S>,
+    editor: &mut BtreeCursor<S>,
     mapping: &Mapping,
 ) -> Result<Option<Mapping>> {
     let Ok(end) = u32::try_from(mapping.end()) else { return Ok(None) };
@@ -125,9 +134,9 @@ pub(super) fn right_of<S: TreeStore<Tree = Rmapbt>>(
     checked(editor, found)
 }
 
-/// The one record that has these blocks, all of them, whoever owns them; none if nobody has any.
+/// The only record with these blocks, which must have all of them, for any owner. `None` if nobody has any.
 pub(super) fn sole_record<S: TreeStore<Tree = Rmapbt>>(
-    editor: &Editor<S>,
+    editor: &BtreeCursor<S>,
     mapping: &Mapping,
 ) -> Result<Option<Mapping>> {
     let Some(first) = mapping_in(editor, mapping.start, mapping.len)? else { return Ok(None) };
@@ -144,7 +153,7 @@ pub(super) fn sole_record<S: TreeStore<Tree = Rmapbt>>(
 
 /// The first record in these blocks that is `wanted`.
 fn first_in<S: TreeStore<Tree = Rmapbt>>(
-    editor: &Editor<S>,
+    editor: &BtreeCursor<S>,
     blocks: Range<u64>,
     wanted: impl Fn(&Mapping) -> bool,
 ) -> Result<Option<Mapping>> {
@@ -171,9 +180,9 @@ fn first_in<S: TreeStore<Tree = Rmapbt>>(
     Ok(found)
 }
 
-/// What a record of the tree says, if any map could say it.
+/// The content of a tree's record, if an rmap tree can have it.
 fn checked<S: TreeStore<Tree = Rmapbt>>(
-    editor: &Editor<S>,
+    editor: &BtreeCursor<S>,
     record: Option<RmapRecord>,
 ) -> Result<Option<Mapping>> {
     let Some(mapping) = record.as_ref().map(Mapping::of_record) else { return Ok(None) };

@@ -9,7 +9,20 @@ use xfs_format::types::{AgBlock, AgNumber, FileBlock, InodeNumber};
 
 type Store = MemoryStore<Rmapbt>;
 
-/// An owner, and how far its offsets and the blocks are apart: blocks of one line are one record where they touch.
+/// Maximum number of blocks that one call allocates in a tree with this many levels.
+///
+/// The first inserted record can split a block on each level, and the root as well. The second one meets those halves
+/// in the root's children at the latest: levels + 1, and levels - 1.
+const fn blocks_to_change(levels: u32) -> u32 {
+    2 * levels
+}
+
+/// Maximum number of blocks that one call frees.
+const fn blocks_freed_by_change(levels: u32) -> u32 {
+    2 * levels
+}
+
+/// An owner, and the difference between its offsets and the blocks. Adjacent blocks of one line are one record.
 type Line = (u64, bool, bool, i64);
 
 fn line_of(mapping: &Mapping) -> Line {
@@ -76,7 +89,7 @@ impl Model {
         self.0.values().any(|line| line.range(range.clone()).next().is_some())
     }
 
-    /// The fewest records that say it.
+    /// The minimum number of records for it.
     fn records(&self) -> Vec<Mapping> {
         let mut all = Vec::new();
         for (&line, blocks) in &self.0 {
@@ -98,7 +111,7 @@ impl Model {
     }
 }
 
-/// What the tree holds, if it is sound: order, keys on both sides, fill.
+/// The tree's content, if it is sound: order, keys on both sides, fill.
 fn records(store: &mut Store) -> (Vec<Mapping>, u32) {
     store.settle();
     let mut found = Vec::new();
@@ -117,7 +130,7 @@ enum Call {
     ConvertShared,
 }
 
-fn call(editor: &mut Editor<&mut Store>, call: Call, mapping: &Mapping) -> Result<()> {
+fn call(editor: &mut BtreeCursor<&mut Store>, call: Call, mapping: &Mapping) -> Result<()> {
     let does = match call {
         Call::Map => map,
         Call::Unmap => unmap,
@@ -144,11 +157,11 @@ fn data(ino: u64, offset: u64) -> RmapOwner {
     RmapOwner::data(InodeNumber(ino), FileBlock(offset))
 }
 
-/// Blocks of the volume below this are of one owner each; those from there on are shared.
+/// Blocks below this have one owner each. From here on they are shared.
 const SHARED_FROM: u32 = 4000;
 const END: u32 = 6000;
 
-/// Someone who can have these blocks. Few enough for neighbours to meet again.
+/// An owner that can have these blocks. There are few, so that neighbours meet again.
 fn somebody(rng: &mut fastrand::Rng, start: u32) -> (RmapOwner, bool) {
     let ino = InodeNumber(131 + rng.u64(0..3));
     let offset = FileBlock(u64::from(start) + rng.u64(0..2) * 7000);
@@ -166,7 +179,7 @@ fn somebody(rng: &mut fastrand::Rng, start: u32) -> (RmapOwner, bool) {
 struct History {
     rng: fastrand::Rng,
     model: Model,
-    /// Records that are in the tree, at times.
+    /// Records that are in the tree some of the time.
     known: Vec<Mapping>,
 }
 
@@ -180,7 +193,7 @@ impl History {
         Mapping { start: AgBlock(start), len, owner, unwritten }
     }
 
-    /// Part of a record, at either end or in the middle, or all of it.
+    /// A part of a record at either end or in the middle, or all of it.
     fn part(&mut self) -> Option<Mapping> {
         let rng = &mut self.rng;
         let whole = *rng.choice(&self.known)?;
@@ -196,18 +209,18 @@ impl History {
         Some(Mapping { len: to - from, ..part })
     }
 
-    /// A call, and whether it should be done.
+    /// A call, and whether it should succeed.
     fn next(&mut self, grow: u8) -> Option<(Call, Mapping, bool)> {
         let kind = self.rng.u8(0..100);
         if kind < grow {
             let mapping = self.fresh(12);
             return Some(if mapping.start.0 < SHARED_FROM {
-                // Blocks that lie on both sides of the boundary would be mapped in both manners.
+                // Blocks on both sides of the boundary would be mapped in both ways.
                 let mapping = Mapping { len: mapping.len.min(SHARED_FROM - mapping.start.0), ..mapping };
                 (Call::Map, mapping, !self.model.used(&mapping))
             } else if self.model.has_any(&mapping) {
                 let first = Mapping { len: 1, ..mapping };
-                // What comes later is not asked for.
+                // Later ones are not checked.
                 if !self.model.has_any(&first) {
                     return None;
                 }
@@ -217,7 +230,7 @@ impl History {
             });
         }
         let mut mapping = self.part()?;
-        // Now and then what is not so.
+        // Now and then something false.
         match self.rng.u8(0..20) {
             0 => mapping.unwritten = !mapping.unwritten,
             1 => mapping.len += self.rng.u32(1..4),
@@ -248,7 +261,7 @@ fn run(seed: u64, calls: u32, block_log: u8) -> (u32, u32) {
         }
         let Some((which, mapping, due)) = history.next(grow) else { continue };
         let (blocks, before) = (store.blocks(), (!due).then(|| records(&mut store).0));
-        let mut editor = Editor::new(&mut store);
+        let mut editor = BtreeCursor::new(&mut store);
         let levels = editor.levels().unwrap();
         let done = call(&mut editor, which, &mapping);
         if let Some(before) = before {
@@ -276,7 +289,7 @@ fn run(seed: u64, calls: u32, block_log: u8) -> (u32, u32) {
             deepest = deepest.max(levels);
         }
         let probe = history.fresh(30);
-        let editor = Editor::new(&mut store);
+        let editor = BtreeCursor::new(&mut store);
         let found = mapping_in(&editor, probe.start, probe.len).unwrap();
         assert_eq!(found.is_some(), history.model.used(&probe));
         let other = other_mapping_in(&editor, probe.start, probe.len, probe.owner).unwrap();
@@ -287,9 +300,9 @@ fn run(seed: u64, calls: u32, block_log: u8) -> (u32, u32) {
             lines.into_iter().any(|(_, line)| line.range(range.clone()).next().is_some())
         );
     }
-    // Down to nothing: whoever has blocks loses them.
+    // Down to nothing: every owner of blocks loses them.
     let (all, _) = records(&mut store);
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     for record in &all {
         call(&mut editor, if record.start.0 < SHARED_FROM { Call::Unmap } else { Call::UnmapShared }, record)
             .unwrap();
@@ -308,7 +321,8 @@ fn random_histories() {
     }
 }
 
-/// All ways in which blocks and their neighbours can lie, in one small map, with records of others between or not.
+/// All ways in which blocks and their neighbours can lie, in one small tree, with or without records of others in
+/// between.
 #[test]
 fn every_conversion() {
     let owner = |start: u32| data(131, u64::from(start));
@@ -320,10 +334,10 @@ fn every_conversion() {
             for neighbours in 0..9 {
                 let (left, right) = (neighbours % 3, neighbours / 3);
                 let mut store = Store::with_block_root(9);
-                let mut editor = Editor::new(&mut store);
+                let mut editor = BtreeCursor::new(&mut store);
                 let mut model = Model::default();
                 let add = if shared { map_shared } else { map };
-                // Neighbours in the other state, in the same, or none; in the middle an unwritten extent.
+                // Neighbours in the other state, in the same state, or none; an unwritten extent in the middle.
                 let mut parts = vec![part(20, 30, true)];
                 parts.extend((left > 0).then(|| part(12, 20, left == 2)));
                 parts.extend((right > 0).then(|| part(30, 33, right == 2)));
@@ -362,7 +376,7 @@ fn refused(done: Result<()>) -> RmapProblem {
 #[test]
 fn what_is_not_so_is_refused_by_name() {
     let mut store = Store::with_block_root(9);
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     let file = mapping(100, 10, data(131, 7));
     map(&mut editor, &file).unwrap();
     let tree = mapping(120, 4, RmapOwner::SPACE_TREES);
@@ -409,7 +423,7 @@ fn what_is_not_so_is_refused_by_name() {
 #[test]
 fn what_no_map_can_have_is_refused() {
     let mut store = Store::with_block_root(12);
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     let (ino, last) = (InodeNumber(131), editor.store().geometry().ag_blocks - 1);
     let unwritten = |owner| Mapping { unwritten: true, ..mapping(100, 1, owner) };
     for (wanted, check) in [
@@ -436,7 +450,7 @@ fn what_no_map_can_have_is_refused() {
     map(&mut editor, &mapping(100, 1, RmapOwner::attr(ino, FileBlock(0)))).unwrap();
     let attr = mapping(100, 1, RmapOwner::attr(ino, FileBlock(0)));
     assert_eq!(refused(convert(&mut editor, &attr)), RmapProblem::Invalid("flags"));
-    // A record that nobody could have made is met on the way.
+    // An impossible record is met on the way.
     let bad = Mapping { len: 0, ..mapping(200, 1, data(131, 0)) };
     editor.insert(bad.record()).unwrap();
     assert_eq!(refused(map(&mut editor, &mapping(200, 1, data(132, 0)))), RmapProblem::Invalid("length"));
@@ -446,7 +460,7 @@ fn what_no_map_can_have_is_refused() {
 fn whoever_it_is_loses_blocks() {
     let any = |start, len| mapping(start, len, RmapOwner::ANY);
     let mut store = Store::with_block_root(9);
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     let owners = [
         Mapping { unwritten: true, ..mapping(100, 10, data(131, 7)) },
         mapping(110, 10, RmapOwner::bmbt(InodeNumber(131), false)),
@@ -470,17 +484,17 @@ fn whoever_it_is_loses_blocks() {
         [before, owner.from(u64::from(owner.start.0) + 7)]
     });
     assert_eq!(records(editor.store_mut()).0, left.collect::<Vec<_>>());
-    // Blocks that two share are no one's to free.
+    // Blocks that two owners share cannot be freed.
     map_shared(&mut editor, &mapping(200, 4, data(131, 50))).unwrap();
     map_shared(&mut editor, &mapping(200, 4, data(132, 50))).unwrap();
     assert!(matches!(refused(unmap(&mut editor, &any(200, 4))), RmapProblem::Mapped(_)));
 }
 
-/// A record that begins later, or earlier, than another one of the same blocks must change places with it.
+/// A record that now begins later or earlier than another one of the same blocks must change places with it.
 #[test]
 fn records_pass_each_other_where_blocks_are_shared() {
     let mut store = Store::with_block_root(9);
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     let long = mapping(100, 400, data(131, 0));
     map_shared(&mut editor, &long).unwrap();
     let short: Vec<_> =
@@ -488,13 +502,13 @@ fn records_pass_each_other_where_blocks_are_shared() {
     for one in &short {
         map_shared(&mut editor, one).unwrap();
     }
-    // To behind them, and back to before them.
+    // Moves behind them, and back before them.
     unmap_shared(&mut editor, &mapping(100, 350, data(131, 0))).unwrap();
     assert_eq!(records(editor.store_mut()).0.last(), Some(&mapping(450, 50, data(131, 350))));
     map_shared(&mut editor, &mapping(100, 350, data(131, 0))).unwrap();
     assert_eq!(records(editor.store_mut()).0.first(), Some(&long));
     assert_eq!(records(editor.store_mut()).0[1..], short);
-    // The left neighbour is far off in the tree's order.
+    // The left neighbour is far away in the tree's order.
     map_shared(&mut editor, &mapping(500, 5, data(131, 400))).unwrap();
     assert_eq!(records(editor.store_mut()).0[0].len, 405);
 }
@@ -502,7 +516,7 @@ fn records_pass_each_other_where_blocks_are_shared() {
 #[test]
 fn damage_is_an_error_and_never_a_circle() {
     let mut sound = Store::with_block_root(9);
-    let mut editor = Editor::new(&mut sound);
+    let mut editor = BtreeCursor::new(&mut sound);
     for nth in 0..400 {
         let one = mapping(8 + nth * 10, 1 + nth * 7 % 9, data(131 + u64::from(nth % 4), u64::from(nth) * 20));
         map_shared(&mut editor, &one).unwrap();
@@ -522,7 +536,7 @@ fn damage_is_an_error_and_never_a_circle() {
                 _ => block[rng.usize(4..200)] = rng.u8(..),
             }
         }
-        let mut editor = Editor::new(&mut store);
+        let mut editor = BtreeCursor::new(&mut store);
         for _ in 0..60 {
             let start = rng.u32(8..5000);
             let one = mapping(start, rng.u32(1..20), data(131 + rng.u64(0..4), start.into()));

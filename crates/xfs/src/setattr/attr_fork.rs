@@ -1,17 +1,16 @@
-//! Room for attributes in an inode: what fills it goes into blocks.
+//! Makes room for attributes in an inode: what fills it moves into blocks.
 
-use crate::bmap;
+use crate::bmap::{self, DATA_BYTES_USUAL, TransFork};
 use crate::dir::edit as dir_edit;
 use crate::error::Result;
 use crate::inode::ForkKind;
 use crate::symlink;
 use crate::trans::Trans;
-use crate::trans_fork::{DATA_BYTES_USUAL, TransFork};
 use xfs_format::inode::ForkFormat;
 use xfs_format::types::InodeNumber;
 
-/// The attribute fork of a joined inode, made if there was none. The transaction has reserved
-/// [`attr_fork`](crate::trans::reservation::Need::attr_fork).
+/// The attribute fork of a joined inode. It is made if there is none. The transaction has reserved
+/// [`attr_fork`](crate::trans::reservation::ReservationBuilder::attr_fork).
 pub(crate) fn attr_fork<'t, 'v>(trans: &'t mut Trans<'v>, ino: InodeNumber) -> Result<TransFork<'t, 'v>> {
     if !TransFork::has_room_for_attrs(trans, ino) {
         move_content_out(trans, ino)?;

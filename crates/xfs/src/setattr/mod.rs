@@ -1,20 +1,20 @@
-//! Changes of what is said of a file: permissions, owners, times, project; extended attributes.
+//! Changing a file's metadata: permissions, owners, times, project; extended attributes.
 //!
-//! Each is one transaction on one inode. It knows no names of files, nor who has one open.
+//! Each change is one transaction on one inode. This module does not know names of files, nor who has a file open.
 
 mod attr_fork;
 
 pub(crate) use attr_fork::attr_fork;
 
 use crate::attr::acl::{self, AclKind};
-use crate::attr::edit::{EditError, Put};
+use crate::attr::edit::{EditError, SetXattr};
 use crate::attr::{self, Namespace};
+use crate::bmap::TransFork;
 use crate::error::{Error, NameProblem, Result};
 use crate::inode::{ForkKind, Inode, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::reservation::Need;
-use crate::trans_fork::TransFork;
+use crate::trans::reservation::ReservationBuilder;
 use std::sync::Arc;
 use xfs_format::acl::AclEntry;
 use xfs_format::geometry::Geometry;
@@ -23,59 +23,60 @@ use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
 
-/// What to change. `None` leaves it as it is.
+/// Changes of a file's metadata. `None` leaves a field unchanged.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Change {
-    /// Permissions, with set-user-id, set-group-id and sticky bit.
+pub struct Changes {
+    /// Permissions.
     pub permissions: Option<u16>,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Time of the last reading.
+    /// When it was last read.
     pub atime: Option<Timestamp>,
-    /// Time of the last change of the content.
+    /// When its content last changed.
     pub mtime: Option<Timestamp>,
-    /// Time of making, which system calls cannot set.
+    /// When it was made.
     pub crtime: Option<Timestamp>,
-    /// Time of the last change at all, which system calls cannot set; unsaid, it is now.
+    /// When it last changed in any way. `None`: now.
     pub ctime: Option<Timestamp>,
     /// Project.
     pub project: Option<u32>,
-    /// Whether what is made in this directory belongs to its project. Other files have no such flag.
+    /// Whether new files in this directory get its project. Only directories have this flag.
     pub project_inherit: Option<bool>,
-    /// Whether reading leaves the time of the last reading as it is. New files in a directory have this from it, as they
-    /// have the next three.
+    /// Whether reading does not update the access time. New files inherit this and the next three flags from their
+    /// directory.
     pub no_atime: Option<bool>,
-    /// Whether backups leave it out.
+    /// Whether backups skip it.
     pub no_dump: Option<bool>,
-    /// Whether nothing of it can be changed any more but these flags.
+    /// Whether nothing of it can be changed except for these flags. New files do not inherit this and the next two from
+    /// their directory.
     pub immutable: Option<bool>,
-    /// Whether it can only grow.
+    /// Whether it can only grow; a directory by new names.
     pub append_only: Option<bool>,
-    /// Whether systems that mount the volume write it synchronously.
+    /// Whether systems that mount the volume write it synchronously. New files inherit this from their directory.
     pub synchronous: Option<bool>,
-    /// Whether nobody should move its blocks to bring them together.
+    /// Whether nobody should defragment it.
     pub no_defrag: Option<bool>,
-    /// Whether space was set aside for it on purpose, and stays its own behind its end. Regular files alone.
-    pub preallocated: Option<bool>,
-    /// Whether no symbolic link is to be made in this directory; any file has it from the directory that it was made in.
-    pub no_symlinks: Option<bool>,
-    /// Whether what is made in this directory goes to a group of its own; any file has it from the directory that it was
-    /// made in.
-    pub file_stream: Option<bool>,
-    /// Whether what is made in this directory wants a realtime section, if there is one.
-    pub realtime_inherit: Option<bool>,
-    /// Whether it wants to be accessed as memory. Regular files and directories alone.
-    pub direct_access: Option<bool>,
-    /// Bytes of which whole multiples should be allocated; 0: no such wish. For directories and empty files.
+    /// A hint: allocate in multiples of this many bytes, a multiple of the block size; 0 removes it. For directories,
+    /// and for regular files without blocks.
     pub extent_size: Option<u32>,
-    /// The same for copies on write; 0: no such wish. For directories and regular files.
+    /// The same for copies of shared blocks. For directories and regular files.
     pub cow_extent_size: Option<u32>,
+    /// Whether space was preallocated for a regular file explicitly, so that it is kept past the end.
+    pub preallocated: Option<bool>,
+    /// Whether systems that mount the volume refuse to make symbolic links in this directory.
+    pub no_symlinks: Option<bool>,
+    /// Whether systems that mount the volume allocate new files of this directory in a part of the volume of their own.
+    pub file_stream: Option<bool>,
+    /// Whether new files of this directory go to a realtime section, if there is one.
+    pub realtime_inherit: Option<bool>,
+    /// Whether it should be accessed as memory: a regular file, or new files of a directory.
+    pub direct_access: Option<bool>,
 }
 
-impl Change {
-    /// Whether a file that is protected forbids it: what system calls set, but for the flags themselves.
+impl Changes {
+    /// Whether a file's protection forbids it: everything that system calls set, except for the flags themselves.
     fn is_of_protected(&self) -> bool {
         let times = [self.atime, self.mtime, self.crtime, self.ctime];
         self.permissions.is_some()
@@ -89,27 +90,27 @@ impl Change {
 #[derive(Clone, Copy, Debug)]
 pub enum XattrChange<'a> {
     /// Set it to this value.
-    Set(&'a [u8], Put),
+    Set(&'a [u8], SetXattr),
     /// Remove it.
     Remove,
 }
 
-/// Changes what is said of a file.
-pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Change, now: Timestamp) -> Result<()> {
+/// Changes a file's metadata.
+pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Changes, now: Timestamp) -> Result<()> {
     if change.uid.is_some() || change.gid.is_some() {
         drop_capabilities(mount, file, now)?;
     }
-    let mut need = Need::new(mount.geometry()).inodes(1);
-    if change.permissions.is_some() && file.entry().peek().has_attrs() {
-        need = need.attr_change(1).steps(2);
+    let mut need = ReservationBuilder::new(mount.geometry()).inodes(1);
+    if change.permissions.is_some() && file.entry().snapshot().has_attrs() {
+        need = need.attr_change(1).log_count(2);
     }
-    // A list that follows the permissions stays as long as it is: it needs no block that it does not give back.
-    let mut trans = Trans::start(mount, need.reservation().or_no_blocks())?;
+    // An ACL that follows the permissions keeps its size: it needs no more blocks than it gives back.
+    let mut trans = Trans::start(mount, need.build().or_no_blocks())?;
     let ino = join(&mut trans, file)?;
     if change.is_of_protected() {
         trans.inode(ino).check_unprotected()?;
     }
-    // What was written over before this is older news.
+    // An overwrite before this is older.
     let older = change.mtime.and_then(|_| file.entry().overwritten().take(file.life()));
     if let Some(bytes) = change.extent_size {
         check_extent_size(trans.inode(ino), mount.geometry(), bytes)?;
@@ -139,7 +140,7 @@ pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Change, now: Time
     Ok(())
 }
 
-/// Sets an access control list, or removes it. An access list that says no more than permissions do becomes those.
+/// Sets or removes an ACL. An access ACL that permissions can express becomes permissions.
 pub fn set_acl(
     mount: &Arc<Mount>,
     file: &InodeHandle,
@@ -147,8 +148,8 @@ pub fn set_acl(
     list: Option<&[AclEntry]>,
     now: Timestamp,
 ) -> Result<()> {
-    let need = Need::new(mount.geometry()).inodes(1).attr_fork().attr_change(1).steps(2);
-    let mut trans = Trans::start(mount, need.reservation())?;
+    let need = ReservationBuilder::new(mount.geometry()).inodes(1).attr_fork().attr_change(1).log_count(2);
+    let mut trans = Trans::start(mount, need.build())?;
     let ino = join(&mut trans, file)?;
     trans.inode(ino).check_unprotected()?;
     if trans.inode(ino).core().kind == InodeType::Symlink {
@@ -173,7 +174,7 @@ pub fn set_acl(
     Ok(())
 }
 
-/// Sets or removes an extended attribute. Those of users are of regular files and directories alone, as in a kernel.
+/// Sets or removes an extended attribute. As in a kernel, only regular files and directories have user attributes.
 pub fn change_xattr(
     mount: &Arc<Mount>,
     file: &InodeHandle,
@@ -184,15 +185,15 @@ pub fn change_xattr(
 ) -> Result<()> {
     let value_blocks = match change {
         XattrChange::Set(value, _) => {
-            // Headers and the rest of the last block included.
+            // Including headers and the rest of the last block.
             (value.len() as u64).div_ceil(u64::from(mount.geometry().block_size) - 64) + 1
         }
         XattrChange::Remove => 0,
     };
-    let need = Need::new(mount.geometry()).inodes(1).attr_change(value_blocks).steps(2);
+    let need = ReservationBuilder::new(mount.geometry()).inodes(1).attr_change(value_blocks).log_count(2);
     let reservation = match change {
-        XattrChange::Set(..) => need.attr_fork().reservation(),
-        XattrChange::Remove => need.reservation().or_no_blocks(),
+        XattrChange::Set(..) => need.attr_fork().build(),
+        XattrChange::Remove => need.build().or_no_blocks(),
     };
     let mut trans = Trans::start(mount, reservation)?;
     let ino = join(&mut trans, file)?;
@@ -201,7 +202,7 @@ pub fn change_xattr(
         return Err(NameProblem::UserAttribute.into());
     }
     match change {
-        XattrChange::Remove | XattrChange::Set(_, Put::Replace) if !trans.inode(ino).has_attrs() => {
+        XattrChange::Remove | XattrChange::Set(_, SetXattr::Replace) if !trans.inode(ino).has_attrs() => {
             return Err(NameProblem::NoAttribute.into());
         }
         XattrChange::Set(value, how) => {
@@ -213,17 +214,18 @@ pub fn change_xattr(
     }
     touch(&mut trans, ino, false, now);
     if namespace == Namespace::Secure && name == CAPABILITY {
-        // With the inode locked: nobody looks for them until they are there.
+        // Set with the inode locked: nobody looks for them before they are there.
         file.entry().set_privileged(true);
     }
     trans.commit()?;
     Ok(())
 }
 
-/// Takes the capabilities off a file whose content or owner is about to change, as a kernel does whoever asks.
+/// Removes the capabilities of a file whose content or owner is about to change. A kernel does so whoever makes the
+/// change.
 pub fn drop_capabilities(mount: &Arc<Mount>, file: &InodeHandle, now: Timestamp) -> Result<()> {
     loop {
-        let (shared, inode) = file.share()?;
+        let (shared, inode) = file.ilock_shared()?;
         let held = match mount.fork(&inode, ForkKind::Attr) {
             Some(fork) if inode.has_attrs() => attr::get(&*fork, Namespace::Secure, CAPABILITY)?,
             _ => None,
@@ -241,17 +243,17 @@ pub fn drop_capabilities(mount: &Arc<Mount>, file: &InodeHandle, now: Timestamp)
     }
 }
 
-/// The attribute, in the namespace `security`, that gives a program capabilities.
+/// The attribute in the namespace `security` that gives a program capabilities.
 const CAPABILITY: &[u8] = b"capability";
 
-/// Locks and joins a file that must still be there.
+/// Locks and joins a file that must still exist.
 fn join(trans: &mut Trans<'_>, file: &InodeHandle) -> Result<InodeNumber> {
-    trans.join_inode(Arc::clone(file.entry()), file.entry().lock())?;
+    trans.join_inode(Arc::clone(file.entry()), file.entry().ilock())?;
     file.check(trans.inode(file.ino()))?;
     Ok(file.ino())
 }
 
-/// Whether a file may have this extent size: what the kernel allows.
+/// Whether a file may have this extent size hint, by the kernel's rules.
 fn check_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {
     let bad = |why| Err(Error::ExtentSize { inode: inode.ino(), bytes, why });
     match inode.core().kind {
@@ -263,7 +265,7 @@ fn check_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<(
     check_hint(inode, geometry, bytes)
 }
 
-/// Whether a file may have this extent size for copies on write.
+/// Whether a file may have this CoW extent size hint.
 fn check_cow_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {
     let bad = |why| Err(Error::ExtentSize { inode: inode.ino(), bytes, why });
     match inode.core().kind {
@@ -275,7 +277,7 @@ fn check_cow_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Resu
     }
 }
 
-/// Whether any file may have such an extent size.
+/// Whether any file may have such an extent size hint.
 fn check_hint(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {
     const BLOCKS_MAX: u32 = (1 << 21) - 1;
     let bad = |why| Err(Error::ExtentSize { inode: inode.ino(), bytes, why });
@@ -289,8 +291,8 @@ fn check_hint(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {
     Ok(())
 }
 
-/// Sets what says how a file wants to be treated.
-fn set_hints(core: &mut InodeCore, change: &Change, geometry: &Geometry) {
+/// Sets the flags and hints for how to treat a file.
+fn set_hints(core: &mut InodeCore, change: &Changes, geometry: &Geometry) {
     let flags = [
         (change.no_atime, InodeFlags::NOATIME),
         (change.no_dump, InodeFlags::NODUMP),
@@ -305,7 +307,7 @@ fn set_hints(core: &mut InodeCore, change: &Change, geometry: &Geometry) {
         core.flags.set(flag, wanted.unwrap_or(core.flags.contains(flag)));
     }
     let (is_dir, is_file) = (core.kind == InodeType::Directory, core.kind == InodeType::Regular);
-    // Other files have no such flags.
+    // Other types of files do not have these flags.
     let of_some = [
         (is_dir, change.project_inherit, InodeFlags::PROJINHERIT),
         (is_dir, change.realtime_inherit, InodeFlags::RTINHERIT),
@@ -327,7 +329,7 @@ fn set_hints(core: &mut InodeCore, change: &Change, geometry: &Geometry) {
     }
 }
 
-/// An access control list says what the permissions say.
+/// Updates an access ACL after a change of permissions.
 fn follow_mode(trans: &mut Trans<'_>, ino: InodeNumber, permissions: u16) -> Result<()> {
     if !trans.inode(ino).has_attrs() {
         return Ok(());
@@ -338,7 +340,7 @@ fn follow_mode(trans: &mut Trans<'_>, ino: InodeNumber, permissions: u16) -> Res
     Ok(acl::write(&mut fork, AclKind::Access, Some(&list))?)
 }
 
-/// Content and attributes of an inode changed now.
+/// Content (if `content`) and attributes of an inode changed now.
 pub(crate) fn touch(trans: &mut Trans<'_>, ino: InodeNumber, content: bool, now: Timestamp) {
     let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
     core.ctime = now;

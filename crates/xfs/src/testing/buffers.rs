@@ -1,13 +1,12 @@
-//! A fork in memory that can be changed, and that holds the changing code to its word.
+//! A changeable fork in memory that checks the code that changes it.
 //!
-//! Buffers pass their verifiers each time that they are read, with the checksum put right as the write-back would.
-//! [`EditFork::settle`], to be called behind each operation, fails if bytes changed outside the ranges that were
-//! announced.
+//! Buffers pass their verifiers each time that they are read, with the checksum corrected as write-back would.
+//! [`EditFork::settle`], to be called after each operation, fails if bytes changed outside of the announced ranges.
 
 use super::MemoryFork;
 use crate::buf::Buf;
 use crate::error::{Error, Result};
-use crate::fork::{Fork, ForkMut};
+use crate::fork::{Fork, ForkBuf, ForkMut};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -23,12 +22,12 @@ struct Held {
     blocks: u32,
     daddr: DiskAddr,
     bytes: Arc<[u8]>,
-    /// The bytes before the operation, and the ranges that were announced since.
+    /// The bytes before the operation, and the ranges announced since.
     before: Option<Vec<u8>>,
     announced: Vec<Range<usize>>,
 }
 
-/// A fork in memory that can be changed: its buffers.
+/// A changeable fork in memory: its buffers.
 #[derive(Clone, Debug)]
 pub struct EditFork {
     geometry: Geometry,
@@ -40,27 +39,27 @@ pub struct EditFork {
     next_daddr: u64,
     zones: Vec<(FileBlock, DiskAddr)>,
     touched: BTreeSet<u64>,
-    /// Whether buffers are verified and changes held to their ranges. Off, operations cost what they cost.
+    /// Whether buffers are verified and changes are checked. Without it, operations have their real cost.
     pub strict: bool,
     maps: u32,
     calls: Cell<u32>,
 }
 
-/// What one operation did.
+/// The effects of one operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settled {
     /// Runs of blocks that were mapped.
     pub maps: u32,
     /// Buffers that were changed or made.
     pub buffers: u32,
-    /// Bytes that the journal would be given.
+    /// Bytes that would be logged.
     pub logged: u64,
-    /// Buffers and mapped blocks that were asked for: what the operation cost.
+    /// Buffers and mapped blocks that were asked for: the cost of the operation.
     pub calls: u32,
 }
 
 impl EditFork {
-    /// A fork that holds nothing, with room for `capacity` bytes in the inode.
+    /// An empty fork with room for `capacity` bytes in the inode.
     pub fn new(geometry: Geometry, inode: InodeNumber, capacity: usize) -> Self {
         Self {
             geometry,
@@ -78,7 +77,7 @@ impl EditFork {
         }
     }
 
-    /// A copy of a fork, whose buffers are of `blocks` blocks each. Buffers that are mapped in part are left out.
+    /// A copy of a fork whose buffers have `blocks` blocks each. Partly mapped buffers are left out.
     pub fn of(fork: &MemoryFork, blocks: u32, capacity: usize) -> Self {
         let mut new = Self::new(fork.geometry.clone(), fork.inode, capacity);
         new.size = fork.size;
@@ -92,18 +91,18 @@ impl EditFork {
         new
     }
 
-    /// Buffers: where they are, where they lie, what they hold (with their checksums).
+    /// Buffers: fork block, disk address, content (with checksums).
     pub fn buffers(&self) -> impl Iterator<Item = (FileBlock, DiskAddr, Vec<u8>)> + '_ {
         self.bufs.iter().map(|(&at, held)| (FileBlock(at), held.daddr, with_checksum(&held.bytes)))
     }
 
-    /// Says where blocks that will be mapped are to lie: from each of these blocks of the fork on, one after the other
-    /// from an address on. The blocks ascend, the first is 0.
+    /// Sets where future blocks will lie: contiguously from an address on, beginning at each of these fork blocks. The
+    /// blocks are in ascending order, and the first is 0.
     pub fn lay_out(&mut self, zones: Vec<(FileBlock, DiskAddr)>) {
         self.zones = zones;
     }
 
-    /// The bytes of a buffer, or of the inode if there is none, to damage them.
+    /// The bytes of a buffer, or of the inode if there is none, for damaging them.
     pub fn bytes_mut(&mut self, at: FileBlock) -> Option<&mut [u8]> {
         match self.bufs.get_mut(&at.0) {
             Some(held) => Some(Arc::make_mut(&mut held.bytes)),
@@ -146,7 +145,7 @@ impl EditFork {
     }
 }
 
-/// A block with the checksum that the write-back would give it.
+/// A block with the checksum that write-back would set.
 fn with_checksum(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     match bytes.get(..12) {
@@ -203,24 +202,23 @@ impl Fork for EditFork {
 }
 
 impl ForkMut for EditFork {
-    fn modify(
-        &mut self,
-        at: FileBlock,
-        blocks: u32,
-        verifier: &'static Verifier,
-        range: Range<usize>,
-    ) -> Result<&mut [u8]> {
-        // Once it is being changed it may be in between two states.
-        if self.touched.insert(at.0) {
-            self.read(at, blocks, verifier)?;
-        }
-        let missing = self.unmapped(verifier.name, at);
-        let held = self.bufs.get_mut(&at.0).ok_or(missing)?;
+    fn read_buf(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<ForkBuf> {
+        let buf = self.read(at, blocks, verifier)?;
+        Ok(ForkBuf { at, blocks, verifier, buf, copy: None, slot: 0 })
+    }
+
+    fn log_buf(&mut self, buf: ForkBuf, bytes: Arc<[u8]>, changed: &[Range<usize>]) -> Result<()> {
+        self.touched.insert(buf.at.0);
+        let problem =
+            FormatError::value(buf.verifier.name, "buffer that changed since it was read", buf.at.0);
+        let held = self.bufs.get_mut(&buf.at.0).filter(|held| buf.buf.is_of(&held.bytes));
+        let held = held.ok_or(Error::corrupt_inode(self.inode, problem))?;
         if self.strict && held.before.is_none() {
             held.before = Some(held.bytes.to_vec());
         }
-        held.announced.push(range);
-        Ok(Arc::make_mut(&mut held.bytes))
+        held.announced.extend_from_slice(changed);
+        held.bytes = bytes;
+        Ok(())
     }
 
     fn create(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<&mut [u8]> {
@@ -252,7 +250,7 @@ impl ForkMut for EditFork {
             None => DiskAddr(self.next_daddr),
         };
         self.next_daddr += len as u64 / 512;
-        // What was there before is garbage.
+        // The old content is garbage.
         self.hold(at.0, blocks, daddr, vec![0xa5; len]);
         self.maps += 1;
         Ok(())

@@ -1,14 +1,16 @@
-//! Changes to a fork in memory, as strict as a transaction is lenient.
+//! Changes to a fork in memory, stricter than a transaction.
 //!
-//! - A change outside the range that was announced is lost.
-//! - A changed buffer is verified whenever it is read again, with its checksum (and nothing else) put right first.
-//! - What is mapped, unmapped or written around must be so; blocks lie apart on the device unless asked for.
+//! - A change outside of the announced range is lost.
+//! - A changed buffer is verified whenever it is read again, after correcting only its checksum.
+//! - Mapping, unmapping and writing around check their preconditions. Blocks are not contiguous on the device, unless
+//!   that is requested.
 
 use super::{MemoryFork, checksum_place};
 use crate::error::{Error, Result};
-use crate::fork::{Fork, ForkMut};
+use crate::fork::{Fork, ForkBuf, ForkMut};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use xfs_format::checksum;
 use xfs_format::error::FormatError;
 use xfs_format::types::{DiskAddr, FileBlock};
@@ -16,17 +18,17 @@ use xfs_format::verify::Verifier;
 
 const NAME: &str = "fork in memory";
 
-/// What changes leave behind besides the blocks.
+/// The state of changes besides the blocks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Changes {
-    /// Buffers whose checksum is not right yet: where each begins, and its blocks.
+    /// Buffers whose checksum is not correct yet: start and number of blocks.
     dirty: BTreeMap<u64, u32>,
-    /// The places that blocks of the fork get; without it, places are made up.
+    /// The addresses that the fork's blocks get. If `None`, addresses are made up.
     pool: Option<BTreeMap<u64, DiskAddr>>,
-    /// The change that was announced last.
+    /// The last announced change.
     pending: Option<Pending>,
     next_daddr: u64,
-    /// Blocks are mapped side by side on the device.
+    /// Blocks are contiguous on the device.
     adjacent: bool,
     capacity: Option<usize>,
     data: bool,
@@ -44,17 +46,17 @@ struct Pending {
 }
 
 impl MemoryFork {
-    /// Says that this is a data fork, whose size follows its local content.
+    /// Makes this a data fork, whose size follows its local content.
     pub fn set_data_fork(&mut self) {
         self.changes.data = true;
     }
 
-    /// Says where blocks that are mapped lie; where it says nothing, there is no space.
+    /// Sets where mapped blocks lie. Elsewhere there is no space.
     pub fn set_pool(&mut self, pool: BTreeMap<FileBlock, DiskAddr>) {
         self.changes.pool = Some(pool.into_iter().map(|(at, daddr)| (at.0, daddr)).collect());
     }
 
-    /// Says that blocks are to be mapped side by side on the device.
+    /// Makes mapped blocks contiguous on the device.
     pub fn set_adjacent(&mut self) {
         self.changes.adjacent = true;
     }
@@ -79,7 +81,7 @@ impl MemoryFork {
         self.changes.removed
     }
 
-    /// Where each mapped block lies, and its bytes, with all checksums right: what write-back would leave.
+    /// Address and bytes of each mapped block, with correct checksums: what write-back would leave.
     pub fn written_back(&self) -> Vec<(FileBlock, DiskAddr, Vec<u8>)> {
         let mut done = self.clone();
         done.settle();
@@ -97,7 +99,7 @@ impl MemoryFork {
         done.blocks.into_iter().map(|(at, (daddr, bytes))| (FileBlock(at), daddr, bytes)).collect()
     }
 
-    /// The bytes of a buffer as a reader within the transaction finds them.
+    /// The bytes of a buffer as a reader within the transaction sees them.
     pub(super) fn current(&self, at: FileBlock, blocks: u32) -> Option<(DiskAddr, Vec<u8>)> {
         let (daddr, mut bytes) = self.gather(at, blocks)?;
         let mut dirty = self.changes.dirty.range(at.0..at.0 + u64::from(blocks)).next().is_some();
@@ -118,7 +120,7 @@ impl MemoryFork {
         Some((daddr, bytes))
     }
 
-    /// Takes over the announced part of the last change.
+    /// Applies the announced part of the last change.
     fn settle(&mut self) {
         let Some(pending) = self.changes.pending.take() else { return };
         let size = self.geometry.block_size as usize;
@@ -154,21 +156,23 @@ impl MemoryFork {
 }
 
 impl ForkMut for MemoryFork {
-    fn modify(
-        &mut self,
-        at: FileBlock,
-        blocks: u32,
-        verifier: &'static Verifier,
-        range: Range<usize>,
-    ) -> Result<&mut [u8]> {
+    fn read_buf(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<ForkBuf> {
+        let buf = self.read(at, blocks, verifier)?;
+        Ok(ForkBuf { at, blocks, verifier, buf, copy: None, slot: 0 })
+    }
+
+    fn log_buf(&mut self, buf: ForkBuf, bytes: Arc<[u8]>, changed: &[Range<usize>]) -> Result<()> {
         self.settle();
-        // A buffer may be changed in several steps, with nothing sound in between.
-        let changed = self.changes.dirty.range(at.0..at.0 + u64::from(blocks)).next().is_some();
-        let bytes = match self.gather(at, blocks) {
-            Some((_, bytes)) if changed => bytes,
-            _ => self.read(at, blocks, verifier)?.to_vec(),
-        };
-        self.announce(at, blocks, range, bytes)
+        let (_, now) =
+            self.current(buf.at, buf.blocks).ok_or_else(|| self.refuse("unmapped block", buf.at))?;
+        if *now != *buf.buf || bytes.len() != now.len() {
+            return Err(self.refuse("buffer that changed since it was read", buf.at));
+        }
+        for range in changed {
+            self.announce(buf.at, buf.blocks, range.clone(), bytes.to_vec())?;
+            self.settle();
+        }
+        Ok(())
     }
 
     fn create(&mut self, at: FileBlock, blocks: u32, _: &'static Verifier) -> Result<&mut [u8]> {
@@ -211,7 +215,7 @@ impl ForkMut for MemoryFork {
                 Some(pool) => *pool.get(&nth).ok_or(Error::NoSpace)?,
                 None => DiskAddr((1 << 16 | self.changes.next_daddr) << log),
             };
-            // What lay there before is nobody's business.
+            // The old content does not matter.
             let bytes = vec![0xdb; self.geometry.block_size as usize];
             self.put(nth, daddr, bytes);
         }

@@ -3,27 +3,25 @@
 use super::Trans;
 use crate::error::Result;
 use crate::imap::CLUSTER;
-use crate::inode::{Inode, InodeEntry, InodeLocked, Site};
-use crate::log::{CommitSeq, LogItem, LogVector};
+use crate::inode::{IlockExclusive, Imap, Inode, InodeEntry};
+use crate::log::{CommitSeq, Joining};
 use std::sync::Arc;
 use xfs_format::inode::InodeCore;
 use xfs_format::log::InodeFields;
 use xfs_format::types::InodeNumber;
 
-/// An inode that a transaction has locked.
+/// An inode that a transaction has joined.
 pub(super) struct JoinedInode {
     entry: Arc<InodeEntry>,
-    _locked: InodeLocked,
-    site: Site,
+    _locked: IlockExclusive,
+    imap: Imap,
     inode: Arc<Inode>,
     /// What this part of the transaction changed.
     fields: InodeFields,
-    /// Whether that is more than times.
+    /// Whether it changed more than times.
     needs_datasync: bool,
-    /// Whether it is in the commit that is being made.
+    /// Whether it is part of the commit in progress.
     is_in_commit: bool,
-    /// What goes to the log for it, once that is known.
-    logged: InodeFields,
 }
 
 impl JoinedInode {
@@ -35,31 +33,31 @@ impl JoinedInode {
         &self.entry
     }
 
+    /// The inode as the transaction sees it.
+    pub(super) fn inode(&self) -> &Inode {
+        &self.inode
+    }
+
     pub(super) fn is_clean(&self) -> bool {
         self.fields.is_empty()
     }
 
-    /// The log vector of what changed since the inode was last written.
-    pub(super) fn format(&mut self) -> (Arc<dyn LogItem>, LogVector) {
-        // Whoever compares versions sees that this is another one.
-        let inode = Arc::make_mut(&mut self.inode);
-        inode.core_mut().changecount += 1;
-        self.logged = self.entry.to_log(&self.inode, self.fields);
-        let vector = self.entry.format(&self.inode, self.logged, &self.site);
-        (Arc::clone(&self.entry) as Arc<dyn LogItem>, vector)
+    /// Counts the change, so that readers that compare versions notice it.
+    pub(super) fn count_change(&mut self) {
+        Arc::make_mut(&mut self.inode).core_mut().changecount += 1;
     }
 
-    /// Makes what was changed the committed version.
-    pub(super) fn publish(&mut self) {
+    /// Makes the changes the committed version.
+    pub(super) fn commit(&mut self, joining: &mut Joining<'_>) {
         if self.is_clean() {
             return;
         }
         self.is_in_commit = true;
-        self.entry.publish(Arc::clone(&self.inode), self.logged, &self.site);
-        self.fields = InodeFields::empty();
+        let changed = std::mem::replace(&mut self.fields, InodeFields::empty());
+        self.entry.commit(Arc::clone(&self.inode), changed, &self.imap, joining);
     }
 
-    /// What was published is in this checkpoint.
+    /// What was published belongs to checkpoint `seq`.
     pub(super) fn committed_in(&mut self, seq: CommitSeq) {
         if std::mem::take(&mut self.is_in_commit) {
             self.entry.committed_in(seq, !std::mem::take(&mut self.needs_datasync));
@@ -68,49 +66,48 @@ impl JoinedInode {
 }
 
 impl Trans<'_> {
-    /// Joins an inode that the caller has locked. It stays locked up to the end of the transaction. Inodes that lie in
-    /// the same transaction come in ascending order of their numbers, new ones aside.
-    pub fn join_inode(&mut self, entry: Arc<InodeEntry>, locked: InodeLocked) -> Result<()> {
+    /// Joins an inode that the caller has locked. It stays locked up to the end of the transaction. Inodes are joined
+    /// in ascending order of their numbers, except new ones.
+    pub fn join_inode(&mut self, entry: Arc<InodeEntry>, locked: IlockExclusive) -> Result<()> {
         debug_assert!(self.inodes.iter().all(|inode| inode.ino() != entry.ino()), "joined twice");
-        self.forget_peeked();
-        let site = match entry.site() {
-            Some(site) => site,
-            None => self.site_of(entry.ino())?,
+        self.forget_snapshots();
+        let (inode, imap) = entry.latest();
+        let imap = match imap {
+            Some(imap) => imap,
+            None => self.imap_of(entry.ino())?,
         };
-        let inode = entry.current();
         let none = InodeFields::empty();
         self.inodes.push(JoinedInode {
             entry,
             _locked: locked,
-            site,
+            imap,
             inode,
             fields: none,
             needs_datasync: false,
             is_in_commit: false,
-            logged: none,
         });
         Ok(())
     }
 
-    /// Joins the inode that a piece of work is about, unless it is joined: when recovery does the work, nobody had it.
+    /// Joins the owner of deferred work, unless it has joined. In recovery nobody has joined it before.
     pub(crate) fn join_owner(&mut self, ino: InodeNumber) -> Result<()> {
         if self.has_inode(ino) {
             return Ok(());
         }
-        let entry = self.volume.entry(ino)?;
-        let locked = entry.lock();
+        let entry = self.mount.entry(ino)?;
+        let locked = entry.ilock();
         self.join_inode(Arc::clone(&entry), locked)
     }
 
-    /// Where an inode is written. A cluster that this transaction makes may have the place of one that was freed: its
-    /// own counts, which nobody else sees yet.
-    fn site_of(&self, ino: InodeNumber) -> Result<Site> {
-        let (piece, offset) = self.volume.inode_source().site(ino)?;
-        let cluster = match self.own_handle(&[piece]) {
+    /// The imap of an inode: where it is written. A cluster that this transaction makes may replace a freed one at the
+    /// same address. Then the transaction's own buffer counts, which nobody else sees yet.
+    fn imap_of(&self, ino: InodeNumber) -> Result<Imap> {
+        let (map, offset) = self.mount.imap_source().imap(ino)?;
+        let cluster = match self.own_handle(&[map]) {
             Some(own) => own,
-            None => self.volume.bufs().read_handle(&[piece], &CLUSTER)?,
+            None => self.mount.bufs().read_handle(&[map], &CLUSTER)?,
         };
-        Ok(Site { cluster, offset })
+        Ok(Imap { cluster, offset })
     }
 
     /// The inode as this transaction has changed it.
@@ -121,7 +118,7 @@ impl Trans<'_> {
         &self.joined(ino).inode
     }
 
-    /// The same, to be kept.
+    /// The same as an owned reference.
     pub fn inode_snapshot(&self, ino: InodeNumber) -> Arc<Inode> {
         Arc::clone(&self.joined(ino).inode)
     }
@@ -141,7 +138,6 @@ impl Trans<'_> {
     ///
     /// # Panics
     /// If it was not joined.
-    #[allow(dead_code, reason = "its users follow")]
     pub(crate) fn inode_mut(&mut self, ino: InodeNumber, fields: InodeFields) -> &mut Inode {
         let inode = self.joined_mut(ino);
         inode.fields |= fields | InodeFields::CORE;

@@ -1,16 +1,18 @@
 //! Transactions: changes that become visible and durable together, or not at all.
 //!
-//! A [`Trans`] reserves log space and blocks before it locks anything, locks the buffers and inodes that it changes,
-//! and works on private copies. [`Trans::commit`] formats, pins, publishes and hands the vectors to the journal;
-//! dropping a transaction leaves everything as it was. Work that must not be done in the same transaction (freeing of
-//! blocks) is deferred: an intent goes into this one, and [`Trans::finish`] carries it out in further, rolled ones.
+//! A [`Trans`] reserves log space and blocks before it locks anything. It locks the buffers and inodes that it changes,
+//! and works on private copies. [`Trans::commit`] formats, pins, publishes and hands the log vectors to the journal.
+//! Dropping a transaction leaves everything as it was. Work that must not be done in the same transaction, such as
+//! freeing blocks, is deferred: the transaction logs an intent, and [`Trans::finish`] does the work in further, rolled
+//! transactions.
 //!
 //! Invariants:
-//! - nothing outside the transaction sees a change before the commit;
-//! - buffers and inodes stay locked from the first look to the commit (inodes over rolls, too);
+//! - nothing outside of the transaction sees a change before the commit;
+//! - buffers and inodes stay locked from the first look to the commit, and inodes over rolls, too;
 //! - blocks taken never exceed the blocks reserved, so that space cannot run out half-way;
-//! - inodes are joined in ascending order of their numbers; group headers are waited for in ascending order of their
-//!   groups, and in a group the AGI first, then the AGF, which guards the AGFL.
+//! - inodes are joined in ascending order of their numbers;
+//! - group headers are waited for in ascending order of their groups, and within a group the AGI before the AGF, which
+//!   guards the AGFL.
 
 mod buffers;
 mod deferred;
@@ -21,80 +23,87 @@ mod space;
 pub(crate) mod superblock;
 
 pub use buffers::BufIndex;
-pub(crate) use deferred::{Arisen, AttrWork, FreeWork, Intent, Promise, Work, ids_behind};
+pub(crate) use deferred::{AttrWork, CaptureList, FreeWork, Intent, IntentWork, Work, ids_behind};
 
-use crate::alloc::{OwnerClaim, Run};
+use crate::alloc::{AgExtent, OwnerClaim};
 use crate::counters::Delta;
 use crate::error::{Error, Result};
-use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, ShutdownReason, Ticket};
+use crate::log::{
+    CheckpointOutcome, CommitCallback, CommitSeq, Joining, Journal, LogItem, LogVector, ShutdownReason,
+    Ticket,
+};
 use crate::mount::{Mount, WriteSide};
-use buffers::{Joined, Peeked};
+use buffers::{JoinedBuf, Snapshots};
 use deferred::Deferred;
 use inodes::JoinedInode;
 use reservation::Reservation;
 use std::sync::Arc;
-use superblock::Tells;
+use superblock::SuperblockChanges;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::AgNumber;
 
-/// What most transactions lock.
+/// The number of buffers that most transactions lock.
 const USUAL_BUFS: usize = 8;
 const USUAL_INODES: usize = 2;
 
-/// A transaction that is open.
+/// For a transaction that has given its ticket back. Only dropping it does that.
+const NO_TICKET: Error = Error::Internal("a transaction went on without a ticket");
+
+/// An open transaction.
 pub struct Trans<'v> {
-    volume: &'v Arc<Mount>,
+    mount: &'v Arc<Mount>,
     journal: &'v Arc<Journal>,
     ticket: Option<Ticket>,
-    bufs: Vec<Joined>,
-    peeked: Peeked,
+    bufs: Vec<JoinedBuf>,
+    snapshots: Snapshots,
     inodes: Vec<JoinedInode>,
     extra: Vec<(Arc<dyn LogItem>, LogVector)>,
-    on_landing: Vec<OnLanded>,
+    on_commit: Vec<CommitCallback>,
     deferred: Deferred,
-    /// What this part freed: busy from the commit on.
-    freed: Vec<(AgNumber, Run)>,
-    /// What this part left with a single owner.
-    unshared: Vec<(AgNumber, Run)>,
+    /// What this part freed. It is busy from the commit on.
+    freed: Vec<(AgNumber, AgExtent)>,
+    /// Blocks that this part left with a single owner.
+    unshared: Vec<(AgNumber, AgExtent)>,
     /// Whether this part changes reference counts.
     changes_counts: bool,
     delta: Delta,
-    /// Blocks that are reserved and not taken.
+    /// Blocks that are reserved and not yet taken.
     blocks: u64,
     /// Whether blocks that it frees stay reserved for it.
     keeps_freed: bool,
-    /// Whether a part of the work is committed already: the rest has to follow.
+    /// Whether part of the work is committed already, so that the rest must follow.
     rolled: bool,
     /// Whether this part gives an inode its first attribute.
     pub(crate) makes_attributes: bool,
-    /// What this part tells the superblock.
-    tells: Tells,
-    /// Room in groups for their reverse maps to grow.
+    /// What this part changes in the superblock.
+    superblock_changes: SuperblockChanges,
+    /// Room in groups for their rmap trees to grow.
     pub(crate) claim: Option<Box<OwnerClaim<'v>>>,
 }
 
 impl<'v> Trans<'v> {
-    /// Reserves what `reservation` asks for, waiting for log space, and opens a transaction. No lock may be held that
-    /// a transaction takes. [`Error::NoSpace`] comes before anything has changed, and once nothing is staged any more for
-    /// copies that nobody makes.
-    pub fn start(volume: &'v Arc<Mount>, reservation: Reservation) -> Result<Self> {
-        match Self::reserve(volume, reservation) {
-            Err(Error::NoSpace) if volume.gives_room()? => Self::reserve(volume, reservation),
+    /// Reserves what `reservation` asks for, waiting for log space, and opens a transaction. The caller must hold no
+    /// lock that a transaction takes. [`Error::NoSpace`] comes before anything has changed, and only after unused
+    /// blocks of CoW forks have been freed.
+    pub fn start(mount: &'v Arc<Mount>, reservation: Reservation) -> Result<Self> {
+        match Self::reserve(mount, reservation) {
+            Err(Error::NoSpace) if mount.block_gc()? => Self::reserve(mount, reservation),
             other => other,
         }
     }
 
-    /// Does `work` in a transaction that has all of the `kept` blocks, which the caller reserved before, and more if these are
-    /// fewer than it asks for and there are some. What is left, with what is freed, is `kept` again, whatever comes of it.
+    /// Does `work` in a transaction that has all of the `kept` blocks, which the caller reserved before. If these are
+    /// fewer than `reservation` asks for, it takes more where there are some. Afterwards `kept` has what is left and
+    /// what was freed, whether the work succeeded or not.
     pub(crate) fn with_kept<R>(
-        volume: &'v Arc<Mount>,
+        mount: &'v Arc<Mount>,
         reservation: Reservation,
         kept: &mut u64,
         work: impl FnOnce(&mut Self) -> Result<R>,
     ) -> Result<R> {
-        let mut trans = Self::start(volume, Reservation { blocks: 0, ..reservation })?;
+        let mut trans = Self::start(mount, Reservation { blocks: 0, ..reservation })?;
         let more = reservation.blocks.saturating_sub(*kept);
-        trans.blocks = std::mem::take(kept) + volume.write_side()?.counters.reserve_some(more);
+        trans.blocks = std::mem::take(kept) + mount.write_side()?.counters.reserve_some(more);
         trans.keep_what_is_freed();
         let done = work(&mut trans).and_then(|done| trans.commit_all().map(|_| done));
         // What was not committed was not taken.
@@ -106,13 +115,13 @@ impl<'v> Trans<'v> {
         done
     }
 
-    fn reserve(volume: &'v Arc<Mount>, reservation: Reservation) -> Result<Self> {
-        let write = volume.write_side()?;
-        volume.relieve_caches(&write.journal)?;
-        let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
+    fn reserve(mount: &'v Arc<Mount>, reservation: Reservation) -> Result<Self> {
+        let write = mount.write_side()?;
+        mount.reclaim_caches(&write.journal)?;
+        let more = if Self::is_quota_counted(mount)? { superblock::log_bytes(mount) } else { 0 };
         let Reservation { log_bytes, log_count, .. } = reservation;
         let ticket = write.journal.reserve(log_bytes + more, log_count, reservation.intent_bytes)?;
-        // Behind the gate: who holds the journal still finds counters that nobody has reserved of.
+        // Reserve only behind the gate: whoever freezes the journal must find counters without open reservations.
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
             Ok(()) => reservation.blocks,
             Err(Error::NoSpace) if reservation.blocks_optional => 0,
@@ -121,51 +130,51 @@ impl<'v> Trans<'v> {
                 return Err(error);
             }
         };
-        let mut trans = Self::with(volume, write, ticket, blocks);
+        let mut trans = Self::with(mount, write, ticket, blocks);
         trans.deferred = Deferred::within(reservation.intent_bytes);
         Ok(trans)
     }
 
-    /// Fails if the log is too small for such a transaction.
-    pub(crate) fn check_log(volume: &'v Arc<Mount>, reservation: Reservation) -> Result<()> {
-        let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
+    /// Fails if the log is too small for a transaction with this reservation.
+    pub(crate) fn check_log(mount: &'v Arc<Mount>, reservation: Reservation) -> Result<()> {
+        let more = if Self::is_quota_counted(mount)? { superblock::log_bytes(mount) } else { 0 };
         let Reservation { log_bytes, log_count, .. } = reservation;
-        let journal = &volume.write_side()?.journal;
+        let journal = &mount.write_side()?.journal;
         journal.check_size(log_bytes + more, log_count, reservation.intent_bytes)
     }
 
-    /// As [`start`](Self::start), for whoever alone uses the volume, and holds log space that is not given back before:
-    /// [`Error::LogTooSmall`] where it would wait for itself. `owed`: bytes that it takes to log intents again which hold
-    /// nothing.
-    pub(crate) fn start_alone(volume: &'v Arc<Mount>, reservation: Reservation, owed: u64) -> Result<Self> {
-        Self::check_alone(volume, reservation, owed)?;
-        Self::start(volume, reservation)
+    /// Like [`start`](Self::start), for the only user of the volume, which holds log space that it does not give back
+    /// before. Fails with [`Error::LogTooSmall`] where it would wait for itself. `owed`: log bytes to log again the
+    /// intents that hold no reservation.
+    pub(crate) fn start_alone(mount: &'v Arc<Mount>, reservation: Reservation, owed: u64) -> Result<Self> {
+        Self::check_alone(mount, reservation, owed)?;
+        Self::start(mount, reservation)
     }
 
     /// Whether [`start_alone`](Self::start_alone) has log space.
-    pub(crate) fn check_alone(volume: &'v Arc<Mount>, reservation: Reservation, owed: u64) -> Result<()> {
-        let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
+    pub(crate) fn check_alone(mount: &'v Arc<Mount>, reservation: Reservation, owed: u64) -> Result<()> {
+        let more = if Self::is_quota_counted(mount)? { superblock::log_bytes(mount) } else { 0 };
         let Reservation { log_bytes, log_count, intent_bytes, .. } = reservation;
-        volume.write_side()?.journal.check_beside(log_bytes + more, log_count, intent_bytes, owed)
+        mount.write_side()?.journal.check_beside(log_bytes + more, log_count, intent_bytes, owed)
     }
 
-    /// Opens a transaction that covers the log (see [`Journal::reserve_to_cover`]), if there is need, without waiting.
-    pub(crate) fn to_cover(volume: &'v Arc<Mount>, reservation: Reservation) -> Result<Option<Self>> {
-        let write = volume.write_side()?;
+    /// Opens a transaction that covers the log (see [`Journal::reserve_to_cover`]), if the log needs it. Does not wait.
+    pub(crate) fn start_covering(mount: &'v Arc<Mount>, reservation: Reservation) -> Result<Option<Self>> {
+        let write = mount.write_side()?;
         let ticket = write.journal.reserve_to_cover(reservation.log_bytes);
-        Ok(ticket.map(|ticket| Self::with(volume, write, ticket, 0)))
+        Ok(ticket.map(|ticket| Self::with(mount, write, ticket, 0)))
     }
 
-    fn with(volume: &'v Arc<Mount>, write: &'v WriteSide, ticket: Ticket, blocks: u64) -> Self {
+    fn with(mount: &'v Arc<Mount>, write: &'v WriteSide, ticket: Ticket, blocks: u64) -> Self {
         Self {
-            volume,
+            mount,
             journal: &write.journal,
             ticket: Some(ticket),
             bufs: Vec::with_capacity(USUAL_BUFS),
-            peeked: Peeked::default(),
+            snapshots: Snapshots::default(),
             inodes: Vec::with_capacity(USUAL_INODES),
             extra: Vec::new(),
-            on_landing: Vec::new(),
+            on_commit: Vec::new(),
             deferred: Deferred::default(),
             freed: Vec::new(),
             unshared: Vec::new(),
@@ -175,34 +184,34 @@ impl<'v> Trans<'v> {
             keeps_freed: false,
             rolled: false,
             makes_attributes: false,
-            tells: Tells::default(),
+            superblock_changes: SuperblockChanges::default(),
             claim: None,
         }
     }
 
     /// The volume.
-    pub fn volume(&self) -> &'v Arc<Mount> {
-        self.volume
+    pub fn mount(&self) -> &'v Arc<Mount> {
+        self.mount
     }
 
     /// The volume's shape.
     pub fn geometry(&self) -> &'v Geometry {
-        self.volume.geometry()
+        self.mount.geometry()
     }
 
-    /// Blocks that may still be taken.
+    /// Reserved blocks that are left.
     pub fn blocks_left(&self) -> u64 {
         self.blocks
     }
 
-    /// Takes blocks from the reservation, for an allocation that is about to change the trees of free space.
+    /// Takes blocks from the reservation, for an allocation that is about to change the free space trees.
     pub fn take_blocks(&mut self, count: u64) -> Result<()> {
         self.blocks = self.blocks.checked_sub(count).ok_or(Error::NoSpace)?;
         self.delta.taken += count;
         Ok(())
     }
 
-    /// Counts blocks that this transaction put into the trees of free space.
+    /// Counts blocks that this transaction added to the free space trees.
     pub fn give_blocks(&mut self, count: u64) {
         match self.keeps_freed {
             true => self.blocks += count,
@@ -210,34 +219,34 @@ impl<'v> Trans<'v> {
         }
     }
 
-    /// Keeps what the work frees for what it may need further on.
+    /// Keeps the blocks that the work frees reserved for its later parts.
     pub(crate) fn keep_what_is_freed(&mut self) {
         self.keeps_freed = true;
     }
 
-    /// Counts inodes that got a place on disk (or lost it), and those of them that are free.
+    /// Counts inodes that were allocated on disk (or given back), and how many of them are free.
     pub fn count_inodes(&mut self, places: i64, free: i64) {
         self.delta.inodes += places;
         self.delta.free_inodes += free;
     }
 
-    /// Adds an item that has no locked buffer or inode behind it, such as the making of an inode chunk.
+    /// Adds a log item that has no locked buffer or inode, such as an inode create item.
     pub fn log_item(&mut self, item: Arc<dyn LogItem>, vector: LogVector) {
         self.extra.push((item, vector));
     }
 
     /// Runs `f` once this part of the transaction is on disk.
-    pub fn on_landing(&mut self, f: impl FnOnce(Outcome) + Send + 'static) {
-        self.on_landing.push(Box::new(f));
+    pub fn on_commit(&mut self, f: impl FnOnce(CheckpointOutcome) + Send + 'static) {
+        self.on_commit.push(Box::new(f));
     }
 
-    /// Commits, and carries out what was deferred. On an error before the first commit nothing has changed; after it
-    /// the volume is shut down, as half of the work is in the log.
+    /// Commits and carries out what was deferred. An error before the first commit has changed nothing. After it the
+    /// volume is shut down, because half of the work is in the log.
     pub fn commit(self) -> Result<CommitSeq> {
         self.commit_and(|| ())
     }
 
-    /// As [`commit`](Self::commit). If that comes to its end, does something more before the inodes are let go of.
+    /// Like [`commit`](Self::commit). If it succeeds, calls `more` before the inodes are unlocked.
     pub(crate) fn commit_and(mut self, more: impl FnOnce()) -> Result<CommitSeq> {
         let done = self.commit_all();
         if done.is_ok() {
@@ -253,19 +262,19 @@ impl<'v> Trans<'v> {
         if let Err(error) = &done
             && self.rolled
         {
-            self.volume.shut_down(error);
+            self.mount.shut_down(error);
         }
-        // Nothing has to follow, one way or the other.
+        // Either way, nothing has to follow.
         self.rolled = false;
         done
     }
 
-    /// Commits what there is and goes on with the same inodes locked and the rest of the reservation. Buffers are let
-    /// go of. Only for work that can be taken up again from what is committed.
+    /// Commits what there is and goes on with the same inodes locked and the rest of the reservation. Buffers are
+    /// released. Only for work that can be resumed from what is committed.
     pub fn roll(&mut self) -> Result<()> {
         self.commit_part()?;
         self.rolled = true;
-        let ticket = self.ticket.as_mut().ok_or(Error::ShutDown)?;
+        let ticket = self.ticket.as_mut().ok_or(NO_TICKET)?;
         self.journal.roll(ticket)
     }
 
@@ -273,69 +282,75 @@ impl<'v> Trans<'v> {
     pub fn is_clean(&self) -> bool {
         self.extra.is_empty()
             && self.deferred.is_empty()
-            && self.bufs.iter().all(Joined::is_clean)
+            && self.bufs.iter().all(JoinedBuf::is_clean)
             && self.inodes.iter().all(JoinedInode::is_clean)
     }
 
-    /// Formats, pins, publishes, inserts; lets go of buffers. Inodes stay locked.
+    /// Formats, pins, publishes, inserts into the CIL, and releases buffers. Inodes stay locked.
     fn commit_part(&mut self) -> Result<CommitSeq> {
         self.log_intents();
-        self.forget_peeked();
-        self.doubt_quota_counts()?;
-        self.say_attributes()?;
-        let mut items = std::mem::take(&mut self.extra);
-        items.reserve(self.inodes.len() + self.bufs.len());
-        for inode in self.inodes.iter_mut().filter(|inode| !inode.is_clean()) {
-            items.push(inode.format());
-        }
-        for buf in self.bufs.iter().filter_map(Joined::format) {
-            items.push(buf);
-        }
+        self.forget_snapshots();
+        self.clear_quota_counted()?;
+        self.log_attr_feature()?;
         self.mark_busy()?;
-        let landing = self.landing();
-        let Some(ticket) = self.ticket.as_mut() else { return Err(Error::ShutDown) };
-        if items.is_empty() {
+        let landing = self.commit_callback();
+        if !self.is_logged() {
             self.bufs.clear();
             return Ok(CommitSeq::default());
         }
-        let write = self.volume.write_side()?;
-        let (counters, tells) = (&write.counters, std::mem::take(&mut self.tells));
+        let Some(ticket) = self.ticket.as_mut() else { return Err(NO_TICKET) };
+        let changed = self.inodes.iter_mut().filter(|inode| !inode.is_clean());
+        changed.for_each(JoinedInode::count_change);
+        let write = self.mount.write_side()?;
+        let (counters, tells) = (&write.counters, std::mem::take(&mut self.superblock_changes));
         let (bufs, inodes, delta) = (&mut self.bufs, &mut self.inodes, &mut self.delta);
+        let extra = std::mem::take(&mut self.extra);
         let counts_change = std::mem::take(&mut self.changes_counts);
-        let volume = self.volume;
-        let publish = || {
-            let _nobody_looks = counts_change.then(|| volume.counts_changing());
-            bufs.iter_mut().for_each(Joined::publish);
-            inodes.iter_mut().for_each(JoinedInode::publish);
+        let mount = self.mount;
+        let enter = |joining: &mut Joining<'_>| {
+            extra.into_iter().for_each(|(item, vector)| joining.vector(item, vector));
+            let _nobody_looks = counts_change.then(|| mount.counts_changing());
+            // Buffers are published first, so that what an inode points to is visible before the inode.
+            bufs.iter_mut().for_each(|buf| buf.commit(joining));
+            inodes.iter_mut().for_each(|inode| inode.commit(joining));
             counters.apply(&std::mem::take(delta));
             tells.told(write);
         };
-        let seq = self.journal.commit(ticket, &mut items, landing, publish)?;
+        let seq = self.journal.commit_with(ticket, landing, enter)?;
         self.bufs.clear();
         self.inodes.iter_mut().for_each(|inode| inode.committed_in(seq));
-        self.inodes.iter().for_each(|inode| self.volume.weigh_anew(inode.entry()));
+        self.inodes.iter().for_each(|inode| self.mount.weigh_anew(inode.entry(), inode.inode()));
         if fileio::testing::parts_land() {
             self.journal.force(seq)?;
         }
         Ok(seq)
     }
 
-    /// One call for all that wait for this part to land.
-    fn landing(&mut self) -> Option<OnLanded> {
-        let all = std::mem::take(&mut self.on_landing);
-        (!all.is_empty())
-            .then(|| Box::new(move |outcome: Outcome| all.into_iter().for_each(|f| f(outcome))) as OnLanded)
+    /// Whether this part has anything to log.
+    fn is_logged(&self) -> bool {
+        !self.extra.is_empty()
+            || self.bufs.iter().any(JoinedBuf::is_logged)
+            || self.inodes.iter().any(|inode| !inode.is_clean())
+    }
+
+    /// One callback for all that wait for the commit of this part.
+    fn commit_callback(&mut self) -> Option<CommitCallback> {
+        let all = std::mem::take(&mut self.on_commit);
+        (!all.is_empty()).then(|| {
+            Box::new(move |outcome: CheckpointOutcome| all.into_iter().for_each(|f| f(outcome)))
+                as CommitCallback
+        })
     }
 }
 
 impl Drop for Trans<'_> {
-    /// Gives back log space and blocks that were not used. What was changed and not committed never happened. Whoever panics
-    /// with a part committed leaves the rest to recovery: nobody may go on with what is half done.
+    /// Gives back log space and blocks that were not used. Uncommitted changes never happened. If a thread panics after
+    /// a part was committed, the rest is left to recovery: nobody may go on from a half-done change.
     fn drop(&mut self) {
         if self.rolled && std::thread::panicking() {
             self.journal.shutdown(ShutdownReason::Panicked);
         }
-        if let Ok(write) = self.volume.write_side() {
+        if let Ok(write) = self.mount.write_side() {
             write.counters.return_blocks(self.blocks + self.delta.taken);
         }
         if let Some(ticket) = self.ticket.take() {

@@ -1,9 +1,9 @@
-//! What an operation may need at most: log space and blocks, reserved before anything is locked.
+//! The worst case of an operation: log space and blocks, reserved before anything is locked.
 //!
-//! A [`Need`] adds up the worst case of the parts of an operation: inodes that are logged, allocations and freeings
-//! (each may split or join every level of both trees of free space), changes of a block map, of a directory, of an
-//! inode tree. Reserving too little would make a transaction fail half-way; reserving too much costs nothing but
-//! waiting when the log is nearly full, hence every bound is rounded up.
+//! A [`ReservationBuilder`] adds up the worst case of an operation's parts: logged inodes, allocations and frees (each
+//! may split or join every level of both free space trees), changes of a block map, of a directory, of an inode tree.
+//! With too small a reservation a transaction would fail half-way. Too large a one only costs waiting when the log is
+//! nearly full. So every bound is rounded up.
 //!
 //! Invariant: no operation logs more in one step than its reservation says (the journal checks it in debug builds).
 
@@ -16,85 +16,85 @@ use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
 
 pub use crate::mount::Reservation;
 
-/// Pieces of a run that one transaction counts.
+/// Pieces of a run whose refcounts one transaction changes.
 pub(crate) const PIECES: u32 = 4;
-/// Mappings that a step of an exchange changes: of each file one goes and one comes.
+/// Mappings that a step of an exchange changes: in each file one leaves and one enters.
 const REMAPPED: u64 = 4;
-/// Mappings that one change of a map makes others, at most: an extent moves, and is one with its neighbour.
+/// Mappings that one map change alters at most: an extent moves and merges with its neighbour.
 const MAPPINGS: u64 = 2;
-/// Bytes of an operation header, and of padding behind a region.
+/// Bytes of an operation header and of the padding after a region.
 const REGION_BYTES: u64 = 12 + 3;
 
 /// The worst case of an operation, part by part.
 #[derive(Clone, Copy, Debug)]
-pub struct Need<'g> {
+pub struct ReservationBuilder<'g> {
     geometry: &'g Geometry,
     bytes: u64,
     blocks: u64,
     count: u32,
-    /// Bytes that it takes to log all intents again.
+    /// Log bytes to log all intents again.
     intents: u64,
 }
 
-impl<'g> Need<'g> {
-    /// Nothing yet.
+impl<'g> ReservationBuilder<'g> {
+    /// An empty reservation.
     pub fn new(geometry: &'g Geometry) -> Self {
         Self { geometry, bytes: 0, blocks: 0, count: 1, intents: 0 }
     }
 
-    /// Bytes a block.
+    /// Bytes per block.
     pub(super) fn block_bytes(&self) -> u64 {
         self.geometry.block_size.into()
     }
 
-    /// So many inodes are logged, with their forks.
+    /// Adds logged inodes with their forks.
     pub fn inodes(mut self, count: u64) -> Self {
         let each = InodeFormat::BYTES as u64 + u64::from(self.geometry.inode_size) + 5 * REGION_BYTES + 72;
         self.bytes += count * each;
         self
     }
 
-    /// So many buffers of a sector (group headers, the superblock).
+    /// Adds buffers of one sector (group headers, the superblock).
     pub fn sectors(mut self, count: u64) -> Self {
         self.bytes += count * buffer_bytes(self.geometry.sector_size.into());
         self
     }
 
-    /// So many buffers of one block.
+    /// Adds buffers of one block.
     pub fn buffers(mut self, count: u64) -> Self {
         self.bytes += count * buffer_bytes(self.geometry.block_size.into());
         self
     }
 
-    /// So many directory blocks.
+    /// Adds directory blocks.
     pub fn dir_buffers(mut self, count: u64) -> Self {
         self.bytes += count * buffer_bytes(self.geometry.dir_block_size().into());
         self
     }
 
-    /// So many allocations or freeings of one extent: AGF, AGFL, both trees of free space, and the reverse map, which
-    /// has blocks of the ring change hands besides.
+    /// Adds allocations or frees of one extent: AGF, AGFL, both free space trees, and the rmap tree, in which blocks of
+    /// the AGFL change owners as well.
     pub fn extents(self, count: u64) -> Self {
         let levels = space_levels(self.geometry);
         let map = if self.geometry.rmapbt { u64::from(rmap_levels(self.geometry)) } else { 0 };
         self.sectors(2 * count).buffers(count * 2 * ((2 * levels - 1) + (2 * map).saturating_sub(1)))
     }
 
-    /// So many extents are freed, each in a step of its own behind those that are counted otherwise; or lose an owner,
-    /// where blocks can have several.
+    /// Adds extents that are freed, or that lose an owner where blocks can be shared. Each takes a step of its own,
+    /// after the steps counted otherwise.
     pub fn frees(self, count: u64) -> Self {
         if self.geometry.reflink { self.counts(count) } else { self.intents(count, free_bytes()) }
     }
 
-    /// So many runs of blocks get an owner more or less, or are staged for a copy or no more, each in a step of its own.
-    /// What such a step frees comes before the next one.
+    /// Adds runs of blocks that get or lose an owner, or enter or leave CoW staging. Each takes a step of its own. What
+    /// a step frees is done before the next.
     pub fn counts(self, count: u64) -> Self {
-        // The longer of the two: what is about one run may be about its freeing.
+        // Use the longer intent: an intent for a run may become one that frees it.
         let each = IntentBytes::longer(count_bytes(), free_bytes());
         self.intents(count, each)
     }
 
-    /// So many runs of blocks get an owner more or less at once. What arises of that is owed.
+    /// Adds runs of blocks whose owners change within the first step. What follows from that is deferred.
     pub fn counts_at_once(self, count: u64) -> Self {
         let mut need = self;
         for _ in 0..count {
@@ -103,7 +103,7 @@ impl<'g> Need<'g> {
         need.counts(count).intents(count * u64::from(PIECES), free_bytes())
     }
 
-    /// The counts of the pieces of a run change. Blocks that their tree takes or gives back are allocated and freed.
+    /// The refcounts of a run's pieces change. Blocks of the refcount tree are allocated and freed.
     fn count_step(self) -> Self {
         if !self.geometry.reflink {
             return self;
@@ -113,43 +113,45 @@ impl<'g> Need<'g> {
         self.extents(2).buffers(blocks.into())
     }
 
-    /// So many mappings come into maps of files or go, each of a file of its own, at once.
+    /// Adds mappings that enter or leave maps of files, each of a different file, within the first step.
     pub fn maps_at_once(self, count: u64) -> Self {
         self.inodes(count).map_changes(count).intents(count, map_bytes())
     }
 
-    /// A pair of mappings of two files is exchanged: the changes of maps are owed, and what is left.
+    /// Adds the exchange of a pair of mappings between two files. The map changes and the rest of the exchange are
+    /// deferred.
     pub fn exchange_at_once(self) -> Self {
         self.inodes(2).intents(REMAPPED, map_bytes()).intents(1, exchange_bytes())
     }
 
-    /// So many mappings are told to the reverse map, if there is one, each in a step of its own.
+    /// Adds updates of the rmap tree, if there is one, each in a step of its own.
     pub fn rmaps(self, count: u64) -> Self {
         if self.geometry.rmapbt { self.intents(count, rmap_bytes()) } else { self }
     }
 
-    /// So many intents: they are logged with the first step, and the log has room to log each again.
+    /// Adds intents. They are logged with the first step, and the log has room to log each again.
     fn intents(mut self, count: u64, each: IntentBytes) -> Self {
         self.intents += count * each.relog;
         self.bytes += count * each.begin;
         self
     }
 
-    /// Blocks for content.
+    /// Adds blocks for content.
     pub fn blocks(mut self, count: u64) -> Self {
         self.blocks += count;
         self
     }
 
-    /// So many changes of a fork's map, each of which may split the tree at every level.
+    /// Adds changes of a fork's map, each of which may split the tree at every level.
     pub fn map_changes(self, count: u64) -> Self {
         let levels = map_levels(self.geometry);
         let one = self.buffers(2 * count * levels);
-        // Splits take blocks, one allocation for all of them at the least.
+        // Splits take blocks, at best in one allocation for all of them.
         one.blocks(count * levels).extents(count.min(2)).frees(count * levels).rmaps(MAPPINGS * count)
     }
 
-    /// A directory gets or loses an entry: data block, index path, free index, and the map of all that is new.
+    /// Adds an insertion into or removal from a directory: data block, index path, free index, and the map of all new
+    /// blocks.
     pub fn dir_change(self) -> Self {
         const INDEX_LEVELS: u64 = 5;
         let per_block = u64::from(self.geometry.dir_block_blocks());
@@ -163,7 +165,7 @@ impl<'g> Need<'g> {
             .rmaps(2 * blocks)
     }
 
-    /// An attribute with a value of so many blocks beside the tree is set or removed. The value that goes may be of any
+    /// Adds setting or removing an attribute whose remote value has this many blocks. The removed value may have any
     /// length, in as many extents as it has blocks.
     pub fn attr_change(self, value_blocks: u64) -> Self {
         const INDEX_LEVELS: u64 = 5;
@@ -179,8 +181,8 @@ impl<'g> Need<'g> {
             .rmaps(INDEX_LEVELS + old_value + new_blocks + value_blocks)
     }
 
-    /// So many inodes get, lose or exchange a parent pointer, on a volume that has them: for each what an attribute beside
-    /// its name takes, as pointers of many names are a tree. An inode that has got none yet gets its attribute fork.
+    /// Adds inodes that get, lose or exchange a parent pointer, if the volume has them. Each takes what an attribute
+    /// takes, because the pointers of many names form a tree. An inode without an attribute fork gets one.
     pub fn parent_changes(self, count: u64) -> Self {
         const INDEX_LEVELS: u64 = 5;
         const NEW_BLOCKS: u64 = INDEX_LEVELS + 4;
@@ -196,8 +198,8 @@ impl<'g> Need<'g> {
             .rmaps(count * (INDEX_LEVELS + NEW_BLOCKS))
     }
 
-    /// An inode gets an attribute fork, and what filled it goes into blocks: a directory, a link's target, the map of
-    /// a file.
+    /// Adds an attribute fork to an inode. What filled the inode moves into blocks: a directory, a link's target, the
+    /// map of a file.
     pub fn attr_fork(self) -> Self {
         const TARGET_BLOCKS: u64 = 2;
         let blocks = u64::from(self.geometry.dir_block_blocks()).max(TARGET_BLOCKS);
@@ -205,32 +207,32 @@ impl<'g> Need<'g> {
         need.first_attribute()
     }
 
-    /// It may be the volume's first attribute, which the superblock tells.
+    /// Adds the superblock, which records the volume's first attribute.
     pub fn first_attribute(self) -> Self {
         self.sectors(1)
     }
 
-    /// An inode gets or loses its place: AGI, both inode trees, its cluster's list pointers.
+    /// Adds allocating or freeing an inode: AGI, both inode trees, its cluster's unlinked pointers.
     pub fn inode_change(self) -> Self {
         let levels = inode_levels(self.geometry);
         // Each tree may take or give back a block.
         self.sectors(2).buffers(2 * 2 * levels + 1).inodes(1).extents(2)
     }
 
-    /// A chunk of inodes may be made or given back.
+    /// Adds making or freeing an inode chunk.
     pub fn inode_chunk(self) -> Self {
         let chunk = 64 * u64::from(self.geometry.inode_size);
         let chunk_blocks = chunk.div_ceil(self.geometry.block_size.into()).max(1);
         let levels = inode_levels(self.geometry);
-        // What is left of a chunk may lie in pieces.
+        // A sparse chunk may be freed in pieces.
         const PIECES: u64 = 8;
         let mut need = self.inode_change().extents(2).blocks(chunk_blocks + 2 * levels).frees(PIECES);
-        // The creation item; where a chunk is taken back, a cancelled buffer a cluster.
+        // The inode create item, or, if a chunk is freed, a cancelled buffer for each cluster.
         need.bytes += 28 + 3 * REGION_BYTES + chunk_blocks * (BufHeader::bytes(32) as u64 + REGION_BYTES);
         need
     }
 
-    /// A list of unlinked inodes changes: the AGI, and up to two clusters' pointers. All pointers are logged that were
+    /// Adds a change of an unlinked list: the AGI and pointers in up to two clusters. All pointers are logged that were
     /// changed since their cluster was written.
     pub fn unlinked(self) -> Self {
         const INODES: u64 = 64;
@@ -243,21 +245,21 @@ impl<'g> Need<'g> {
         need
     }
 
-    /// Any number of bytes besides.
+    /// Adds any number of bytes.
     pub fn bytes(mut self, bytes: u64) -> Self {
         self.bytes += bytes;
         self
     }
 
-    /// The operation goes in so many steps.
-    pub fn steps(mut self, count: u32) -> Self {
+    /// Sets the number of steps.
+    pub fn log_count(mut self, count: u32) -> Self {
         self.count = count;
         self
     }
 
-    /// What to reserve.
-    pub fn reservation(self) -> Reservation {
-        // What was owed goes in steps of its own: each step has room for one, and for what arises of it.
+    /// The reservation.
+    pub fn build(self) -> Reservation {
+        // Deferred work runs in steps of its own. Each step has room for one item and for what arises from it.
         let mut deferred = Self::new(self.geometry).extents(1).inodes(2).bytes;
         let mut intents = self.intents;
         if self.geometry.reflink && intents > 0 {
@@ -276,14 +278,14 @@ impl<'g> Need<'g> {
     }
 }
 
-/// Bytes of the log for a buffer of which everything is dirty, in the worst pattern.
+/// Log bytes for a buffer that is dirty in the worst pattern.
 fn buffer_bytes(len: u64) -> u64 {
     let map = BufHeader::bytes(BufHeader::map_words(len as usize)) as u64;
     let chunks = len.div_ceil(BUF_CHUNK_SIZE as u64);
     map + len + (1 + chunks.div_ceil(2)) * REGION_BYTES
 }
 
-/// Levels of a tree of so many records whose blocks are half full.
+/// Levels of a tree with this many records whose blocks are half full.
 fn levels<T: Tree>(geometry: &Geometry, records: u64) -> u64 {
     let body = geometry.block_size as usize - T::header_len(true);
     let (leaf, inner) = ((T::max_records(body) / 2).max(1) as u64, (T::max_children(body) / 2).max(2) as u64);
@@ -296,23 +298,23 @@ fn levels<T: Tree>(geometry: &Geometry, records: u64) -> u64 {
     levels
 }
 
-/// Most levels of a tree of free space: every other block of the group free.
+/// Maximum levels of a free space tree: every other block of the group is free.
 pub(crate) fn space_levels(geometry: &Geometry) -> u64 {
     levels::<Bnobt>(geometry, (u64::from(geometry.ag_blocks) / 2).max(1))
 }
 
-/// Most levels of a tree of reference counts: every block of the group differs from its neighbour.
+/// Maximum levels of a refcount tree: every block of the group differs from its neighbour.
 pub(crate) fn count_levels(geometry: &Geometry) -> u64 {
     levels::<Refcountbt>(geometry, geometry.ag_blocks.into())
 }
 
-/// Most levels of an inode tree.
+/// Maximum levels of an inode tree.
 pub(crate) fn inode_levels(geometry: &Geometry) -> u64 {
     let inodes = u64::from(geometry.ag_blocks) << geometry.inodes_per_block_log;
     levels::<Inobt>(geometry, (inodes / 64).max(1))
 }
 
-/// Most levels of a block map: as many extents as the volume has blocks, within what an inode may count.
+/// Maximum levels of a block map: as many extents as the volume has blocks, up to what an inode can count.
 pub(crate) fn map_levels(geometry: &Geometry) -> u64 {
     levels::<Bmbt>(geometry, geometry.data_blocks().min(1 << 31))
 }
@@ -324,43 +326,38 @@ mod tests {
     use crate::mkfs::{Before, Options, format, plan};
     use crate::namespace::{self, NewInode};
     use crate::trans::Trans;
-    use crate::trans::buffers::Joined;
     use crate::volume::{OpenOptions, Volume};
     use blockdev::{BlockDevice, MemoryDevice};
     use std::sync::Arc;
     use xfs_format::timestamp::Timestamp;
     use xfs_format::types::Uuid;
 
-    /// Every change of a list logs all pointers of the cluster that were changed since it was written, and reserved for
-    /// four.
+    /// Regression: every change of an unlinked list logs all pointers of the cluster that were changed since it was
+    /// written, but only four were reserved.
     #[test]
     fn a_list_of_unlinked_inodes_reserves_for_whole_clusters() {
         const BYTES: u64 = 48 << 20;
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
-        let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
+        let new = Options::new(Uuid([7; 16]), Timestamp { seconds: 1, nanoseconds: 0 });
         let new = Options { small: true, ..new };
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let volume = Volume::open(device, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-        let time = Timestamp { secs: 1, nanos: 0 };
+        let time = Timestamp { seconds: 1, nanoseconds: 0 };
         let root = volume.handle(volume.geometry().root).unwrap();
         let new = NewInode::for_tests(0o100_644, time);
-        // Four to a list, so that there are pointers.
+        // Four inodes on each list, so that there are pointers.
         let inodes: Vec<_> =
             (0..256).map(|_| namespace::create_unnamed(&volume, &root, &new).unwrap()).collect();
         for (file, _open) in &inodes {
             let entry = file.entry();
-            let need = Need::new(volume.geometry()).inodes(1).unlinked();
-            let mut trans = Trans::start(&volume, need.reservation()).unwrap();
-            trans.join_inode(Arc::clone(entry), entry.lock()).unwrap();
+            let need = ReservationBuilder::new(volume.geometry()).inodes(1).unlinked();
+            let mut trans = Trans::start(&volume, need.build()).unwrap();
+            trans.join_inode(Arc::clone(entry), entry.ilock()).unwrap();
             ialloc::remove_unlinked(&mut trans, entry.ino()).unwrap();
             ialloc::add_unlinked(&mut trans, entry.ino()).unwrap();
-            let logged: u64 = trans
-                .bufs
-                .iter()
-                .filter_map(Joined::format)
-                .map(|(_, vector)| u64::from(vector.log_bytes()))
-                .sum();
-            let reserved = Need::new(volume.geometry()).unlinked().bytes;
+            let logged: u64 =
+                trans.bufs.iter().filter(|buf| buf.is_logged()).map(|buf| u64::from(buf.log_bytes())).sum();
+            let reserved = ReservationBuilder::new(volume.geometry()).unlinked().bytes;
             assert!(logged <= reserved, "{logged} bytes are logged, {reserved} were reserved");
             trans.commit().unwrap();
         }

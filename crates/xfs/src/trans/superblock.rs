@@ -1,14 +1,14 @@
-//! The transactions that change the superblock: the first and the last of a volume that is open for writing, the one that
-//! makes its first attribute, and the one that covers the log of an idle one.
+//! Transactions that change the superblock: the first and the last of a volume that is open for writing, the one that
+//! makes its first attribute, and the one that covers an idle log.
 //!
-//! Invariants: what lies in the superblock and is not changed stays as it is on disk; of all that a transaction locks, the
-//! superblock comes last. The last one has nothing else in it, and comes when nobody else has a transaction open or can
-//! begin one: only then are the counters those of the volume.
+//! Invariants: parts of the superblock that are not changed stay as they are on disk. Within a transaction the
+//! superblock is locked last. The last transaction has nothing else in it, and comes when nobody else has a transaction
+//! open or can begin one: only then are the counters those of the volume.
 
-use super::reservation::{Need, Reservation};
+use super::reservation::{Reservation, ReservationBuilder};
 use super::{BufIndex, Trans};
 use crate::error::{Error, Result};
-use crate::log::{CommitSeq, Frozen};
+use crate::log::{CommitSeq, FrozenJournal};
 use crate::mount::{Mount, WriteSide};
 use std::mem::offset_of;
 use std::ops::Range;
@@ -20,24 +20,24 @@ use xfs_format::superblock::{RawSuperblock, SUPERBLOCK};
 use xfs_format::types::DiskAddr;
 use zerocopy::FromBytes;
 
-/// Logs a superblock with the counters as they are now. Nobody else has a transaction open, or can begin one, as long as
-/// the journal is frozen.
-pub(crate) fn write_counters(volume: &Arc<Mount>, _still: &Frozen<'_>) -> Result<()> {
-    log_counters(start(volume)?)
+/// Logs a superblock with the current counters. The journal is frozen, so nobody else has a transaction open or can
+/// begin one.
+pub(crate) fn write_counters(mount: &Arc<Mount>, _still: &FrozenJournal<'_>) -> Result<()> {
+    log_counters(start(mount)?)
 }
 
-/// Covers the log, if it is idle: see [`Journal::set_cover`](crate::log::Journal::set_cover). Others may change the
-/// counters meanwhile, and what the superblock says of them counts only after a clean close; but it never says what no
-/// volume can have, which a kernel that replays it refuses.
-pub(crate) fn cover(volume: &Arc<Mount>) -> Result<()> {
-    match Trans::to_cover(volume, reservation(volume))? {
+/// Covers the log if it is idle: see [`Journal::set_cover`](crate::log::Journal::set_cover). Others may change the
+/// counters meanwhile. That is fine, because those of the superblock count only after a clean close. But it never logs
+/// counters that are impossible, because a kernel that replays them refuses the volume.
+pub(crate) fn cover(mount: &Arc<Mount>) -> Result<()> {
+    match Trans::start_covering(mount, reservation(mount))? {
         Some(trans) => log_counters(trans),
         None => Ok(()),
     }
 }
 
 fn log_counters(mut trans: Trans<'_>) -> Result<()> {
-    let counters = &trans.volume().write_side()?.counters;
+    let counters = &trans.mount().write_side()?.counters;
     let icount = counters.inodes();
     let ifree = counters.free_inodes().min(icount);
     let fdblocks = counters.free_blocks().min(trans.geometry().data_blocks());
@@ -51,34 +51,35 @@ fn log_counters(mut trans: Trans<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the log that a change of the superblock takes.
-pub(super) fn log_bytes(volume: &Mount) -> u32 {
-    reservation(volume).log_bytes
+/// Log bytes of a superblock change.
+pub(super) fn log_bytes(mount: &Mount) -> u32 {
+    reservation(mount).log_bytes
 }
 
-/// What a part of a transaction tells the superblock besides what it is about.
+/// What a part of a transaction changes in the superblock on the side.
 #[derive(Debug, Default)]
-pub(super) struct Tells {
-    /// That quota counts are no longer right.
+pub(super) struct SuperblockChanges {
+    /// The quota counts are no longer right.
     quota: bool,
-    /// That the volume has attributes.
+    /// The volume has attributes.
     attributes: bool,
 }
 
-impl Tells {
-    /// The part is committed.
+impl SuperblockChanges {
+    /// Notes that the part is committed.
     pub(super) fn told(self, write: &WriteSide) {
         if self.quota {
             write.quota_counted.store(false, Ordering::Release);
         }
         if self.attributes {
-            write.attributes_said.store(true, Ordering::Release);
+            write.attr_feature_logged.store(true, Ordering::Release);
         }
     }
 }
 
 impl Trans<'_> {
-    /// Changes what of the superblock lies in `range`. The transaction has reserved a sector for it, and locks nothing more.
+    /// Changes the bytes of the superblock in `range`. The transaction has reserved a sector for it and locks nothing
+    /// more.
     pub(crate) fn change_superblock(
         &mut self,
         range: Range<usize>,
@@ -89,78 +90,79 @@ impl Trans<'_> {
         edit(self, buf, range, change)
     }
 
-    /// Whether this volume's first change is still to come, and has to tell of quota.
-    pub(super) fn is_quota_counted(volume: &Mount) -> Result<bool> {
-        Ok(volume.write_side()?.quota_counted.load(Ordering::Acquire))
+    /// Whether the volume's first change is still to come and has to clear the quota flags.
+    pub(super) fn is_quota_counted(mount: &Mount) -> Result<bool> {
+        Ok(mount.write_side()?.quota_counted.load(Ordering::Acquire))
     }
 
     /// Whether the superblock says that the volume has attributes.
-    fn are_attributes_said(&self) -> Result<bool> {
-        Ok(self.volume.write_side()?.attributes_said.load(Ordering::Acquire))
+    fn is_attr_feature_logged(&self) -> Result<bool> {
+        Ok(self.mount.write_side()?.attr_feature_logged.load(Ordering::Acquire))
     }
 
-    /// Says in the superblock that the volume has attributes, if this makes the first one: kernels do, with what makes it,
-    /// and a crash behind that must not leave it unsaid. The transaction has reserved
-    /// [`attr_fork`](super::reservation::Need::attr_fork), or [`first_attribute`](super::reservation::Need::first_attribute).
-    pub(super) fn say_attributes(&mut self) -> Result<()> {
-        if !std::mem::take(&mut self.makes_attributes) || self.are_attributes_said()? {
+    /// Sets the attribute feature in the superblock if this makes the first attribute. Kernels do so in the same
+    /// transaction, so that a crash after it cannot leave the feature unset. The transaction has reserved
+    /// [`attr_fork`](super::reservation::ReservationBuilder::attr_fork) or
+    /// [`first_attribute`](super::reservation::ReservationBuilder::first_attribute).
+    pub(super) fn log_attr_feature(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.makes_attributes) || self.is_attr_feature_logged()? {
             return Ok(());
         }
         let sector = self.geometry().sector_size.into();
         let buf = self.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
-        // Whoever had it locked before may have done it.
-        if !self.are_attributes_said()? {
+        // A previous holder of the lock may have done it.
+        if !self.is_attr_feature_logged()? {
             let at = offset_of!(RawSuperblock, versionnum);
             edit(self, buf, at..at + 2, |raw| {
                 raw.versionnum = (raw.versionnum.get() | VersionFlags::ATTR.bits()).into();
             })?;
-            self.tells.attributes = true;
+            self.superblock_changes.attributes = true;
         }
         Ok(())
     }
 
-    /// Has the kernel count anew what each user, group and project takes when it mounts the volume with quota: nobody
-    /// keeps these counts up while we write. Goes with the first change of the volume, so that one that is only looked
-    /// at, or refuses all that is asked of it, stays as it is.
-    pub(super) fn doubt_quota_counts(&mut self) -> Result<()> {
-        if !Self::is_quota_counted(self.volume)? || self.is_clean() {
+    /// Makes the kernel recount quota (users, groups, projects) at its next mount with quota, because these counts are
+    /// not kept up here. This goes with the volume's first change. So a volume that is only read, or refuses every
+    /// request, stays as it is.
+    pub(super) fn clear_quota_counted(&mut self) -> Result<()> {
+        if !Self::is_quota_counted(self.mount)? || self.is_clean() {
             return Ok(());
         }
         let sector = self.geometry().sector_size.into();
         let buf = self.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
-        // Whoever had it locked before may have done it.
-        if Self::is_quota_counted(self.volume)? {
+        // A previous holder of the lock may have done it.
+        if Self::is_quota_counted(self.mount)? {
             let at = offset_of!(RawSuperblock, qflags);
             edit(self, buf, at..at + 2, |raw| {
                 let flags = QuotaFlags::from_bits_retain(raw.qflags.get());
                 raw.qflags = flags.difference(QuotaFlags::COUNTED).bits().into();
             })?;
-            self.tells.quota = true;
+            self.superblock_changes.quota = true;
         }
         Ok(())
     }
 }
 
-/// Changes what of the superblock lies in `range`, in a transaction of its own.
+/// Changes the bytes of the superblock in `range` in a transaction of its own.
 pub(crate) fn change_alone(
-    volume: &Arc<Mount>,
+    mount: &Arc<Mount>,
     range: Range<usize>,
     change: impl FnOnce(&mut RawSuperblock),
 ) -> Result<CommitSeq> {
-    let mut trans = start(volume)?;
+    let mut trans = start(mount)?;
     trans.change_superblock(range, change)?;
     trans.commit()
 }
 
-fn reservation(volume: &Mount) -> Reservation {
-    Need::new(volume.geometry()).sectors(1).reservation()
+fn reservation(mount: &Mount) -> Reservation {
+    ReservationBuilder::new(mount.geometry()).sectors(1).build()
 }
 
-fn start(volume: &Arc<Mount>) -> Result<Trans<'_>> {
-    Trans::start(volume, reservation(volume))
+fn start(mount: &Arc<Mount>) -> Result<Trans<'_>> {
+    Trans::start(mount, reservation(mount))
 }
 
-/// Changes what of the superblock lies in `range`.
+/// Changes the bytes of the superblock in `range`.
 fn edit(
     trans: &mut Trans<'_>,
     buf: BufIndex,
@@ -181,7 +183,7 @@ mod tests {
     use crate::agf;
     use crate::alloc::{Purpose, Request, Target};
     use crate::attr::Namespace;
-    use crate::attr::edit::Put;
+    use crate::attr::edit::SetXattr;
     use crate::check::{CheckOptions, check};
     use crate::mkfs::{Before, Features, Options, format, plan};
     use crate::namespace::XattrChange;
@@ -196,8 +198,8 @@ mod tests {
 
     fn made() -> (Arc<dyn BlockDevice>, Arc<Volume>) {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
-        let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
-        // Without parent pointers, which are attributes from the start.
+        let new = Options::new(Uuid([7; 16]), Timestamp { seconds: 1, nanoseconds: 0 });
+        // No parent pointers: they are attributes from the start.
         let new = Options { small: true, features: Features::of_kernel("6.1").unwrap(), ..new };
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let options = OpenOptions { writable: true, ..OpenOptions::default() };
@@ -206,17 +208,19 @@ mod tests {
     }
 
     fn allocating(volume: &Arc<Volume>) -> Trans<'_> {
-        Trans::start(volume, Need::new(volume.geometry()).extents(1).blocks(64).reservation()).unwrap()
+        Trans::start(volume, ReservationBuilder::new(volume.geometry()).extents(1).blocks(64).build())
+            .unwrap()
     }
 
-    /// Clean, with what the superblock counts as it is. Blocks without an owner are what these tests leave.
+    /// Checks that the volume is clean and that its superblock's counters are right. These tests leave blocks without
+    /// an owner.
     fn counts_are_right(device: Arc<dyn BlockDevice>) {
         let report = check(device, &CheckOptions::default()).unwrap();
         let wrong: Vec<_> = report.findings().iter().map(|finding| format!("{finding:?}")).collect();
         assert!(report.log_clean && !wrong.iter().any(|what| what.contains("superblock")), "{wrong:?}");
     }
 
-    /// The counters were written before the transactions were over that were still to change them.
+    /// Regression: the counters were written before transactions had ended that were still to change them.
     #[test]
     fn a_volume_that_is_closed_beside_a_transaction_counts_what_that_changed() {
         let (device, volume) = made();
@@ -238,7 +242,7 @@ mod tests {
         counts_are_right(device);
     }
 
-    /// Who reserved blocks and then waited for the end of a freeze kept them off the counters.
+    /// Regression: a thread that reserved blocks and then waited for the end of a freeze left them out of the counters.
     #[test]
     fn a_volume_that_is_closed_beside_one_who_would_begin_counts_nothing_of_that() {
         let (device, volume) = made();
@@ -246,8 +250,8 @@ mod tests {
         let begins = thread::spawn({
             let volume = Arc::clone(&volume);
             move || {
-                let need = Need::new(volume.geometry()).extents(1).blocks(64);
-                Trans::start(&volume, need.reservation()).map(drop)
+                let need = ReservationBuilder::new(volume.geometry()).extents(1).blocks(64);
+                Trans::start(&volume, need.build()).map(drop)
             }
         });
         while volume.write_side().unwrap().journal.at_gate().1 == 0 {
@@ -280,7 +284,7 @@ mod tests {
         counts_are_right(device);
     }
 
-    /// What a device holds, on another: as a crash would leave it.
+    /// A copy of a device's content, as a crash would leave it.
     fn crashed(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
         let image: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
         let mut bytes = vec![0; 1 << 20];
@@ -291,7 +295,7 @@ mod tests {
         image
     }
 
-    /// That a volume has attributes was said when it was closed: a crash behind the first one left it unsaid for good.
+    /// Regression: the attribute feature was set at close, so a crash after the first attribute left it unset for good.
     #[test]
     fn a_crash_behind_the_first_attribute_leaves_it_said() {
         let (device, volume) = made();
@@ -301,15 +305,15 @@ mod tests {
         };
         let root = volume.handle(volume.geometry().root).unwrap();
         let change = |name: &[u8], change| {
-            let now = Timestamp { secs: 1, nanos: 0 };
+            let now = Timestamp { seconds: 1, nanoseconds: 0 };
             setattr::change_xattr(&volume, &root, Namespace::User, name, change, now)
         };
-        // What makes none says of none.
-        let missing = change(b"name", XattrChange::Set(b"value", Put::Replace));
+        // A change that makes no attribute does not set it.
+        let missing = change(b"name", XattrChange::Set(b"value", SetXattr::Replace));
         assert!(missing.is_err());
         volume.sync().unwrap();
         assert!(!says(&crashed(&device)));
-        change(b"name", XattrChange::Set(b"value", Put::Create)).unwrap();
+        change(b"name", XattrChange::Set(b"value", SetXattr::Create)).unwrap();
         volume.sync().unwrap();
         let image = crashed(&device);
         assert!(says(&image), "the attribute is there, and the superblock does not say so");
@@ -326,7 +330,7 @@ mod tests {
         counts_are_right(device);
     }
 
-    /// What covers a log beside changes covers nothing: it is tried again, until it is alone.
+    /// A log is not covered while there are other changes in it. This is retried until it is alone.
     #[test]
     fn a_log_is_covered_only_when_nothing_else_is_in_it() {
         let (_device, volume) = made();
@@ -344,11 +348,11 @@ mod tests {
             intervals += 1;
         }
         assert_eq!(intervals, 2, "to its place, covered");
-        // Covered, it stays as it is: no record is written any more.
+        // Once covered, it stays as it is: no more records are written.
         let seq = journal.newest();
         (0..4).for_each(|_| volume.pass_idle_time().unwrap());
         assert_eq!((journal.newest(), journal.is_covered()), (seq, true));
-        // One that joins the same checkpoint.
+        // Another commit that joins the same checkpoint.
         commit();
         volume.pass_idle_time().unwrap();
         volume.pass_idle_time().unwrap();

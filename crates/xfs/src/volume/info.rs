@@ -1,4 +1,4 @@
-//! What a volume says of itself: its shape, its features, and what is free.
+//! What a volume reports of itself: shape, features, free space.
 
 use super::Volume;
 use crate::alloc::Space;
@@ -20,21 +20,21 @@ pub struct VolumeInfo {
     pub uuid: Uuid,
     /// The label, up to 12 bytes.
     pub label: Vec<u8>,
-    /// Bytes a block.
+    /// Bytes per block.
     pub block_size: u32,
-    /// Bytes a sector.
+    /// Bytes per sector.
     pub sector_size: u32,
-    /// Bytes an inode.
+    /// Bytes per inode.
     pub inode_size: u16,
-    /// Bytes a directory block.
+    /// Bytes per directory block.
     pub dir_block_size: u32,
     /// Blocks of the volume.
     pub data_blocks: u64,
     /// Allocation groups.
     pub ag_count: u32,
-    /// Blocks a group.
+    /// Blocks per group.
     pub ag_blocks: u32,
-    /// The most of the volume that inodes may take, in percent (0: no limit).
+    /// The part of the volume that inodes may take, in percent (0: no limit).
     pub max_inode_percent: u8,
     /// Stripe unit and width in blocks (0: none).
     pub stripe: (u32, u32),
@@ -42,32 +42,32 @@ pub struct VolumeInfo {
     pub log_blocks: u32,
     /// Version of the log's records: 1 or 2.
     pub log_version: u8,
-    /// Bytes a sector of the log.
+    /// Bytes per sector of the log.
     pub log_sector_size: u32,
     /// Bytes to which log writes are padded.
     pub log_stripe_unit: u32,
-    /// The features that are on, and what is done with them.
+    /// The features that are on, and how each is handled.
     pub features: Vec<Present>,
-    /// Why the volume cannot be written: features that are not.
+    /// The features because of which the volume cannot be written.
     pub unwritable: Vec<String>,
     /// Which kernels mount it.
     pub kernels: Kernels,
-    /// What is counted, and whether the counts are right. Empty: there is no quota.
+    /// Which kinds of quota are counted, and whether the counts are right. Empty: no quota.
     pub quota: QuotaFlags,
     /// Whether the log is clean.
     pub log_clean: bool,
 }
 
-/// What is used and what is free.
+/// Used and free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeStat {
-    /// Blocks for files and metadata: all but the log's.
+    /// Blocks for files and metadata: all but those of the log.
     pub blocks: u64,
     /// Free blocks.
     pub free_blocks: u64,
-    /// Inodes that have a place on disk.
+    /// Inodes allocated on disk.
     pub inodes: u64,
-    /// Those of them that are free.
+    /// Allocated inodes that are free.
     pub free_inodes: u64,
 }
 
@@ -79,7 +79,8 @@ impl Volume {
         VolumeInfo {
             version: sb.version(),
             uuid: geometry.uuid,
-            // What was read once stays in memory, or can be read again; if not, it is what it was.
+            // What was read once stays in memory or can be read again. If reading fails, show the label from the time
+            // of opening.
             label: alter::label(self).unwrap_or_else(|_| sb.label().to_vec()),
             block_size: geometry.block_size,
             sector_size: geometry.sector_size,
@@ -105,7 +106,7 @@ impl Volume {
         }
     }
 
-    /// What the superblock says of quota. Once the volume has been changed, no counts are right.
+    /// The quota flags of the superblock. Once the volume has been changed, no counts are right.
     fn quota(&self) -> QuotaFlags {
         let (sb, flags) =
             (self.superblock(), QuotaFlags::from_bits_retain(self.superblock().raw().qflags.get()));
@@ -116,8 +117,8 @@ impl Volume {
         if counted { flags } else { flags.difference(QuotaFlags::COUNTED) }
     }
 
-    /// What is used and what is free now. Of a volume that is open for reading, from the superblock if the log is clean,
-    /// otherwise summed over all groups.
+    /// What is used and what is free now. For a volume that is open for reading: from the superblock if the log is
+    /// clean, otherwise summed over all groups.
     pub fn stat(&self) -> Result<VolumeStat> {
         let raw = self.superblock().raw();
         let blocks = self.geometry().data_blocks().saturating_sub(raw.logblocks.get().into());
@@ -141,8 +142,8 @@ impl Volume {
         self.sum_groups(blocks)
     }
 
-    /// Of the free blocks, those that no file gets: what the trees of free space are in, and what each group keeps so that
-    /// its trees can grow. As the groups are now, of which each is read.
+    /// Free blocks that no file gets: those that hold the free space trees, and those that each group keeps so that its
+    /// trees can grow. Reads the headers of all groups.
     pub fn kept_back(&self) -> Result<u64> {
         let (bufs, geometry) = (self.bufs(), self.geometry());
         match self.write_side() {
@@ -151,12 +152,12 @@ impl Volume {
         }
     }
 
-    /// Sums what the groups' headers say.
+    /// Sums the counters of the groups' headers.
     fn sum_groups(&self, blocks: u64) -> Result<VolumeStat> {
         let mut stat = VolumeStat { blocks, free_blocks: 0, inodes: 0, free_inodes: 0 };
         for ag in (0..self.geometry().ag_count()).map(AgNumber) {
             let (space, inodes) = (self.group_space(ag)?, self.group_inodes(ag)?);
-            // Blocks in the AGFL and in the free space trees count as free: they can become so.
+            // Blocks in the AGFL and in the free space trees count as free, because they can become free.
             stat.free_blocks += u64::from(space.free_blocks) + u64::from(space.agfl_blocks);
             if Superblock::has_lazy_counters(self.superblock()) {
                 stat.free_blocks += u64::from(space.tree_blocks);

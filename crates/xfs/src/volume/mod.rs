@@ -1,8 +1,8 @@
-//! The volume: opened, with what its log holds replayed first, and closed.
+//! Opens a volume, replaying its log first, and closes it.
 //!
-//! It stands on all others. Opening reads the superblock and a few blocks of the log, however large the volume is;
-//! everything else is read when it is first needed. What is done to an open volume is said of its [`Mount`], to which a
-//! volume derefs.
+//! This is the top module. Opening reads the superblock and a few blocks of the log, however large the volume is;
+//! everything else is read when it is first needed. Operations on an open volume are methods of its [`Mount`], to which
+//! a volume derefs.
 
 mod info;
 
@@ -14,24 +14,24 @@ pub use crate::mount::OpenOptions;
 use crate::alter;
 use crate::error::{Error, Result, ShutdownReason};
 use crate::file;
-use crate::inactive::{self, gives_room};
+use crate::inactive::{self, block_gc};
 use crate::log::check_headers;
 use crate::mount::{Mount, check_volume, read_superblock};
-use crate::recovery::{self, clean};
+use crate::recovery::{self, log_ends};
 use crate::trans;
 use blockdev::{BlockDevice, Claim};
 use std::ops::Deref;
 use std::sync::Arc;
 use xfs_format::geometry::Geometry;
 
-/// An open volume. Shared by all threads; every call may be made from any of them.
+/// An open volume. All threads share it, and any thread may make any call.
 #[derive(Debug)]
 pub struct Volume {
     mount: Arc<Mount>,
     log_clean: bool,
-    /// Whether the copies of the superblock had to be made to follow it when the volume was opened.
+    /// Whether the copies of the superblock were stale when the volume was opened and had to be updated.
     copies_settled: bool,
-    /// What recovery found and did when the volume was opened.
+    /// What recovery found and did at open.
     recovery: Option<recovery::Report>,
 }
 
@@ -44,31 +44,31 @@ impl Deref for Volume {
 }
 
 impl Volume {
-    /// Opens the volume on `device`: reads the superblock and nothing else that grows with the volume. A log that is
-    /// dirty is replayed: for reading in memory alone, for writing on the device.
+    /// Opens the volume on `device`. Reads the superblock and nothing else that grows with the volume. A dirty log is
+    /// replayed: in memory if the volume is opened for reading, on the device if for writing.
     pub fn open(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Arc<Self>> {
         Self::open_claimed(device, options, None)
     }
 
-    /// As [`open`](Self::open), on a device that the caller may have claimed before: for as long as it keeps that, nobody
-    /// else gets in, be the volume closed.
+    /// Like [`open`](Self::open), on a device that the caller may have claimed already. As long as the caller keeps the
+    /// claim, nobody else gets in, even after the volume is closed.
     pub fn open_claimed(
         device: Arc<dyn BlockDevice>,
         options: &OpenOptions,
         claim: Option<Arc<Claim>>,
     ) -> Result<Arc<Self>> {
         let mut device = device;
-        // Before the first look: another writer who closes now would leave us with its old counters.
+        // Claim before the first read: another writer that closes now would leave us with its old counters.
         let claim = match claim {
             None if options.writable => Some(Arc::new(Claim::new(&*device)?)),
             claim => claim,
         };
         let mut superblock = read_superblock(&*device)?;
         check_volume(&*device, &superblock, options)?;
-        let ends = clean::log_ends(&*device, &superblock);
+        let ends = log_ends::log_ends(&*device, &superblock);
         let log_clean = match &ends {
             Ok(ends) => ends.clean,
-            // Whoever wants no replay wants to read what is there, whatever the log looks like.
+            // With `norecovery` the caller wants to read what is there, whatever the log looks like.
             Err(_) if options.norecovery => false,
             Err(_) => return ends.map(|_| unreachable!("an error has no value")),
         };
@@ -86,7 +86,7 @@ impl Volume {
                 recovered = Some(replayed.write()?);
             } else {
                 let (patched, what) = if replayed.owes() {
-                    // Files that the unfinished work is about would be neither as they were nor as they were to be.
+                    // Otherwise files with unfinished work would be in a state between before and after.
                     let finished =
                         recovery::finish_in_memory(&device, |scratch| Self::finish(scratch, options));
                     finished.unwrap_or_else(|error| replayed.into_device_despite(&error))
@@ -94,7 +94,7 @@ impl Volume {
                     replayed.into_device()
                 };
                 device = patched;
-                // With the counters of what was finished.
+                // Read it again: it has the counters after the unfinished work.
                 superblock = read_superblock(&*device)?;
                 report = Some(what);
             }
@@ -105,13 +105,13 @@ impl Volume {
             }
             _ => None,
         };
-        let mount = Mount::open(device, superblock, ends, options, claim, gives_room)?;
+        let mount = Mount::open(device, superblock, ends, options, claim, block_gc)?;
         let mut copies_settled = false;
         if mount.is_writable() {
             let journal = mount.journal()?;
             let this = Arc::downgrade(&mount);
             journal.set_cover(move || {
-                // What fails here is tried again when the journal has been idle once more.
+                // A failure is retried the next time the journal is idle.
                 let _ = this.upgrade().map(|mount| trans::superblock::cover(&mount));
             });
             if let Some(recovered) = recovered {
@@ -119,13 +119,13 @@ impl Volume {
                 report = Some(owed.finish(&mount)?);
             }
             recovery::free_staged(&mount)?;
-            // A kernel that recovered a growth or a label that was cut short leaves the copies as they were.
+            // A kernel that recovered an interrupted growth or label change leaves the copies as they were.
             copies_settled = alter::settle_copies(&mount)?;
         }
         Ok(Arc::new(Self { mount, log_clean, copies_settled, recovery: report }))
     }
 
-    /// Opens a volume for writing, which carries out what its log promises, and closes it. Gives what was done.
+    /// Opens a volume for writing, which finishes what its log promises, and closes it. Returns the recovery report.
     fn finish(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Option<recovery::Report>> {
         let volume = Self::open(device, &OpenOptions { writable: true, ..options.clone() })?;
         volume.close()?;
@@ -137,26 +137,26 @@ impl Volume {
         self.log_clean
     }
 
-    /// What recovery found and did when the volume was opened. `None`: there was nothing to do.
+    /// What recovery found and did at open. `None` if there was nothing to do.
     pub fn recovery(&self) -> Option<&recovery::Report> {
         self.recovery.as_ref()
     }
 
-    /// Whether the copies of the superblock lagged behind it when the volume was opened, and were made to follow: a change of
-    /// its size, label, UUID or features had been cut short.
+    /// Whether the copies of the superblock were stale when the volume was opened and were updated, because a change of
+    /// size, label, UUID or features had been interrupted.
     pub fn copies_settled(&self) -> bool {
         self.copies_settled
     }
 
-    /// Writes everything back and leaves a clean log. Files may not be in use any more: later changes fail. A volume
-    /// that is dropped without this is as after a crash: its log has to be replayed.
+    /// Writes everything back and leaves a clean log. No file may be in use: later changes fail. A volume that is
+    /// dropped without this is as after a crash: its log has to be replayed.
     ///
-    /// If an inode without a name cannot be freed, or a time not be told, because something is damaged, all else is written
-    /// back, the log is clean, and the damage is what this fails with: `xfs_repair` finds the inode on its list.
+    /// If damage keeps an unlinked inode from being freed, or a time from being logged, everything else is written
+    /// back, the log is clean, and this fails with the damage. `xfs_repair` finds the inode on its unlinked list.
     ///
-    /// If it fails otherwise, the volume is shut down, and its log is left to be recovered, with all that was committed in it
-    /// unless the device refused that. The first error says why; all that is asked for later, this again too, fails with
-    /// [`Error::Shutdown`]. However it ends, nothing is written any more when it returns.
+    /// If it fails otherwise, the volume is shut down and its log is left for recovery. The log has all that was
+    /// committed, unless the device refused it. The first error says why; every later call, including this one, fails
+    /// with [`Error::Shutdown`]. In every case nothing is written any more once this returns.
     pub fn close(&self) -> Result<()> {
         if self.is_writable() {
             self.write_back()?;
@@ -165,12 +165,12 @@ impl Volume {
         Ok(())
     }
 
-    /// Shuts the volume down instead of closing it, as not all could be written that was to be: what was committed is in the
-    /// log.
-    pub fn close_in_vain(&self) -> Result<()> {
+    /// Shuts the volume down instead of closing it, because not everything could be written. What was committed is in
+    /// the log.
+    pub fn shut_down_unclosed(&self) -> Result<()> {
         let write = self.write_side()?;
         {
-            // Growth and labels write beside the journal: they end before this.
+            // Growth and label changes write outside of the journal. They end before this.
             let _alone = write.altering.lock();
             match write.journal.freeze() {
                 Ok(frozen) => frozen.give_up(),
@@ -184,15 +184,15 @@ impl Volume {
     fn write_back(&self) -> Result<()> {
         let write = self.write_side()?;
         let journal = &write.journal;
-        // Growth and labels write beside the journal. They end before this, or find the volume closed.
+        // Growth and label changes write outside of the journal. They end before this, or find the volume closed.
         let _alone = write.altering.lock();
-        // What fails here is in the way of all else, too: it says why.
-        let given = file::give_back_all_copies(self);
+        // A failure here would stop everything below as well, so this error is the one to report.
+        let given = file::cancel_all_cow(self);
         debug_assert!(
             given.is_err() || write.space.promises_nothing(),
             "all that was promised has come or never will"
         );
-        // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
+        // Transactions that are open end, and no new one begins. From here on the counters do not change.
         let frozen = match journal.freeze() {
             Ok(frozen) => frozen,
             Err(stopped) => {
@@ -201,17 +201,17 @@ impl Volume {
             }
         };
         let (times, freed) = (file::log_all_times(self), inactive::inactivate_all(self));
-        file::end_promises(self);
+        file::end_delalloc(self);
         let done = given.and(times).and(freed);
         if self.log_clean && frozen.is_untouched() && done.is_ok() {
-            // What nobody has changed stays as it is, to the byte.
+            // A volume that nobody has changed stays as it is, to the byte.
             let flushed = self.flushed(self.device().flush());
             frozen.leave();
             return flushed;
         }
         let (unlinked, done) = match done {
-            // It stays on its list, which is for `xfs_repair`: recovery would fail on it as well, and nothing else is to
-            // depend on the log.
+            // The inode stays on its unlinked list for `xfs_repair`. Recovery would fail on it as well, and nothing
+            // else may depend on the log.
             Err(error @ Error::Corrupt { .. }) => (Err(error), Ok(())),
             done => (Ok(()), done),
         };

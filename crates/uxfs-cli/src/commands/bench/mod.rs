@@ -20,48 +20,49 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 use uxfs_bench::{
-    CilLocks, Config, DesignLists, Error, Flushing, FxMark, HandleCounts, Locking, Place, Reservations,
-    Vectors, Versus, Workload,
+    CilLocks, Config, DesignLists, Error, Flushing, FxMark, HandleCounts, Locking, Reservations, Vectors,
+    Versus, VolumePlace, Workload,
 };
 
-/// What can be asked for.
+/// The workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Asked {
     /// Read, then overwrite, random pages of one file
     Overwrite,
     /// Random reads and overwrites of one file at once, half and half; with --direct, many in flight
     Randrw,
-    /// Read, then overwrite, one file in order, in requests of --block, through page caches that hold it
+    /// Read, then overwrite, one file sequentially, in requests of --block, from page caches that hold
+    /// it
     Seq,
     /// Lock and unlock ranges of one range lock; no file
     Rangelock,
-    /// Make empty files in directories of each thread's own, look at all of them, remove them
+    /// Make empty files in each thread's own directories, stat all of them, remove them
     Fsmark,
     /// Start and stop journal handles; change one inode in each transaction
     Handles,
     /// The 19 workloads of FxMark: threads read, write, look up, make, remove and rename, each in files and directories
     /// of its own or in shared ones
     Fxmark,
-    /// Clients of a file server: files made, written in pieces, read, looked at, listed, renamed, flushed and removed, in
-    /// a directory of each client's own
+    /// Clients of a file server, each with its own directory: files are made, written in pieces, read, examined,
+    /// listed, renamed, flushed and removed
     Dbench,
     /// Clone a file, and overwrite random pages that it shares with the clone
     Cow,
-    /// Write 64 KiB to regions of each thread's own of one device or file, each write durable before the next
+    /// Write 64 KiB to each thread's own regions of one device or file, each write durable before the next
     Osync,
-    /// `untar`, `tar`, `rm -r` and `cp -r` of a whole tree, beside the kernel's mount of an image made alike and tar, rm and
-    /// cp (root only)
+    /// `untar`, `tar`, `find`, `rm -r` and `cp -r` of a whole tree, compared with tar, find, rm and cp on the kernel's
+    /// mount of a similar image (root only)
     Trees,
-    /// All of them, but for `trees`
+    /// All of them except `trees`
     All,
 }
 
-/// What is said below the options.
-const LATENCIES: &str = "With --verbose, tables also show what single operations took, in microseconds: half of them, 99 of \
-    100 and 999 of 1,000 took at most so long. --csv, --json and --report always have it. Operations of microseconds are \
-    timed one in seven or eight times, shorter ones one in 32 or 64 times, so that the figures beside them hardly have \
-    a part in it. Pairs of handles take about as long as a look at the clock, which is in their times: they are timed for a \
-    moment after those that are counted. Locks, and what is made durable together, are not timed one by one.";
+/// The text below the options.
+const LATENCIES: &str = "With --verbose, tables also show latencies in microseconds: the median, and those of 99 of \
+100 and 999 of 1,000 operations. --csv, --json and --report always have it. Of operations that take microseconds, \
+one in seven or eight is timed, of shorter ones one in 32 or 64, so that timing hardly affects the other figures. \
+Pairs of handles take about as long as reading the clock, which is part of their times: they are timed for a moment \
+after those that are counted. Locks, and operations that become durable together, are not timed one by one.";
 
 /// Arguments of `bench`.
 #[derive(clap::Args, Debug)]
@@ -70,32 +71,32 @@ pub struct Args {
     /// What to measure.
     #[arg(value_enum)]
     workload: Asked,
-    /// Direct I/O, of `randrw`, which goes through page caches that hold the file without it.
+    /// Direct I/O for `randrw`, which otherwise uses page caches that hold the file.
     #[arg(long)]
     direct: bool,
-    /// Thread counts. Unsaid: 1,2,4,8,16, and for `osync` 64 too.
+    /// Thread counts (default: 1,2,4,8,16, and for `osync` 64 too).
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     threads: Option<Vec<usize>>,
     /// Numbers of clients of `dbench`.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8")]
     clients: Vec<usize>,
-    /// Lockings of the file in uxfs: exclusive, shared, interval-tree, btree, range. Unsaid: exclusive and range
-    /// for `overwrite`, all but one of these two for `randrw`.
+    /// Lockings of the file in uxfs: exclusive, shared, interval-tree, btree, range (default: exclusive and
+    /// range for `overwrite`, all but `shared` for `randrw`).
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     locking: Vec<Locking>,
-    /// How the journals of `handles`, `fsmark` and `dbench` count open handles: locked, atomic. Of this and what else their
-    /// journals are made of, each choice is measured with each other. Unsaid: today's, and beside it for `handles` each
-    /// older one, for `fsmark` (without --fsync) those of --cil and --vectors, for `dbench` that of --handles.
+    /// How the journals of `handles`, `fsmark` and `dbench` count open handles: locked, atomic. All combinations of
+    /// this and the next options are measured. Default: today's designs, and for `handles` also each older one, for
+    /// `fsmark` (without --fsync) the older ones of --cil and --vectors, for `dbench` that of --handles.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     handles: Vec<HandleCounts>,
     /// How they count log space: locked, atomic.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     reservation: Vec<Reservations>,
-    /// How their commits come into a checkpoint: single-lock, sharded.
+    /// How their commits enter a checkpoint: single-lock, sharded.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     cil: Vec<CilLocks>,
-    /// What the log vectors of their commits cost: two-pass (made in two passes and two allocations while they come into
-    /// the checkpoint, and freed then), one-pass (sized and made once before, in the same memory again).
+    /// When what goes to the log is copied for it: at-commit (by each commit, all that changed since it was last
+    /// written), at-close (once, when a checkpoint is closed).
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     vectors: Vec<Vectors>,
     /// Run the same in a mounted directory; `kernel-xfs` makes and mounts one on a RAM device, `kernel-xfs-loop` on a
@@ -106,7 +107,7 @@ pub struct Args {
     /// Where uxfs's volume is kept: memory (or mem), shm (a mapped file on tmpfs), or a directory (an image file in it,
     /// opened with O_DIRECT); of `trees`, both images: a directory, or else tmpfs. `osync` also takes a device, or a file in place of one, and writes all over it (--force).
     #[arg(long, value_name = "memory|shm|DIR|DEVICE", default_value = "memory")]
-    device: Place,
+    device: VolumePlace,
     /// Run the same on the device without a file system, too (always, where --device is a directory).
     #[arg(long)]
     raw: bool,
@@ -116,7 +117,7 @@ pub struct Args {
     /// Size of the file.
     #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "1G")]
     size: u64,
-    /// 4 KiB pages that the threads share among them: random ones, but for `seq`.
+    /// 4 KiB pages for all threads together: random ones, except for `seq`.
     #[arg(long, value_name = "N", default_value_t = 262_144)]
     pages: u64,
     /// Bytes of a request of `seq`.
@@ -125,41 +126,41 @@ pub struct Args {
     /// Clones that `cow` makes of its file in a row; the first ones find caches cold.
     #[arg(long, value_name = "N", default_value_t = 16)]
     clones: usize,
-    /// Requests that each thread keeps in flight. Unsaid: 1 for `overwrite`, 128 for `randrw`.
+    /// Requests that each thread keeps in flight. Default: 1 for `overwrite`, 128 for `randrw`.
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     depth: Vec<u32>,
-    /// Which of the workloads of `fxmark`; unsaid: all of them.
+    /// Workloads of `fxmark` (default: all of them).
     #[arg(long = "workload", value_name = "NAME,…", value_delimiter = ',', long_help = fxmark_help())]
     fxmark: Vec<FxMark>,
-    /// Files that each thread of `fsmark` makes; of `fxmark`, makes, removes, lists and moves, and blocks that it appends
-    /// and cuts off.
+    /// Files that each thread of `fsmark` makes; for `fxmark`, files that it makes, removes, lists and moves, and
+    /// blocks that it appends and truncates.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     files: u64,
     /// Directories of each thread of `fsmark`, over which its files are spread.
     #[arg(long, value_name = "N", default_value_t = 1)]
     dirs: usize,
-    /// Give each file of `fsmark` so much content when it is made, and make it durable before the next.
+    /// Write this much content to each file of `fsmark`, and make it durable before the next.
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     fsync: Option<u64>,
     /// Give the volumes of `fsmark`, `fxmark`, `dbench`, `handles`, `cow` and `trees` the features of this kernel release, and others by name, the kernel's
-    /// volume too. Unsaid: those of 6.1, and for the kernel what mkfs.xfs makes.
+    /// volume too. Default: those of 6.1, and for the kernel what mkfs.xfs makes.
     #[arg(long, value_name = "RELEASE[+FEATURE…]")]
     compat: Option<String>,
-    /// How `osync` shares the device's flush among threads: serialized (each his own, in turn), concurrent (each his own,
-    /// at once), shared-flush (one for all who wait). Unsaid: each of them.
+    /// How the threads of `osync` flush the device: serialized (one flush each, in turn), concurrent (one each, at
+    /// once), shared-flush (one for all waiters). Default: each of them.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     sync: Vec<Flushing>,
-    /// What a flush of `osync`'s device in memory takes; it does one at a time, as disks do. With --vs, a device is measured,
-    /// too, whose flushes take nothing: what the kernel has mounted lies on a device as it is.
+    /// Duration of a flush of `osync`'s device in memory, which does one at a time, as disks do. With --vs, a device
+    /// without that delay is measured, too: the kernel's lies on a device as it is.
     #[arg(long, value_name = "MILLISECONDS,…", value_delimiter = ',', default_value = "0.1,1,10")]
     flush_ms: Vec<f64>,
-    /// The tree of `trees`: a directory, or an archive of it. Unsaid: one of 83,000 files that is like a kernel's sources.
+    /// The tree of `trees`: a directory, or an archive of one (default: 83,000 files, like a kernel's sources).
     #[arg(long, value_name = "DIR|ARCHIVE")]
     source: Option<PathBuf>,
     /// Let `osync` write all over the device, or the file, that --device names.
     #[arg(long)]
     force: bool,
-    /// Rounds, in each of which all take turns; the report is of medians.
+    /// Rounds, in each of which all targets take turns; medians are reported.
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
     /// Repeat the pages until a measurement takes about this long.
@@ -171,22 +172,22 @@ pub struct Args {
     /// Leave the volume in this file (of overwrite, randrw and fsmark).
     #[arg(long, value_name = "IMAGE")]
     keep: Option<PathBuf>,
-    /// What the order of pages follows from.
+    /// Seed of the order of pages.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Predict instead of measuring (overwrite, randrw, rangelock, handles), each thread on a processor of its own: from the lines of memory that
-    /// each thread touches (recorded under valgrind), the time of an operation alone and that of a line that moves from
-    /// one processor to another (measured here).
+    /// Predict instead of measuring (overwrite, randrw, rangelock, handles), with a processor for each thread: from the
+    /// cache lines that each thread touches (recorded under valgrind), the time of an operation alone, and the time to
+    /// move a line between processors (both measured here).
     #[arg(long, conflicts_with_all = ["vs", "report", "keep", "csv", "lockstat", "raw", "memcpy"])]
     model: bool,
-    /// What a moved line costs in the prediction. Unsaid: what it costs here.
+    /// Cost of a moved line in the prediction (default: as measured here).
     #[arg(long, value_name = "NANOSECONDS", requires = "model")]
     moved_ns: Option<f64>,
-    /// Print measurements as comma-separated values, one a line below the names of the columns.
+    /// Print measurements as comma-separated values, below a line with the names of the columns.
     #[arg(long, conflicts_with = "json")]
     csv: bool,
-    /// Make a page of the run, too: what was compared, tables, curves, latencies, locks, the machine. It is one HTML file
-    /// that works offline. Without --lockstat, locks are counted for it in a short round behind all others.
+    /// Write a report of the run, too: what was compared, tables, curves, latencies, locks, the machine. It is one HTML
+    /// file that works offline. Without --lockstat, locks are counted for it in a short extra round at the end.
     #[arg(long, value_name = "PAGE.html")]
     report: Option<PathBuf>,
 }
@@ -218,7 +219,7 @@ impl Args {
         Ok(vec![one])
     }
 
-    /// Refuses what is asked for and means nothing to what is run: nobody is to believe that it was measured.
+    /// Refuses options that do not apply to the workload, so that no one believes that they were measured.
     fn check_heeded(&self, workloads: &[Workload]) -> Result<()> {
         use Workload::{Cow, Dbench, FsMark, FxMark, Handles, OSync, Overwrite, RandRw, Seq};
         let one_of = |those: &[Workload]| workloads.iter().any(|one| those.contains(one));
@@ -270,7 +271,7 @@ impl Args {
     }
 
     fn config(&self) -> Result<Config> {
-        let in_memory = !matches!(self.device, Place::Dir(_));
+        let in_memory = !matches!(self.device, VolumePlace::Dir(_));
         let unsaid = Config::default();
         let latency = |&ms: &f64| {
             Duration::try_from_secs_f64(ms / 1000.0)
@@ -314,14 +315,14 @@ impl Args {
     }
 }
 
-/// What each workload of FxMark does.
+/// Describes the workloads of FxMark.
 fn fxmark_help() -> String {
     let kinds: String =
         FxMark::ALL.iter().map(|one| format!("\n  {}  {}", one.name(), one.about())).collect();
-    format!("Which of the workloads of `fxmark`; unsaid: all of them. One operation of each is to{kinds}")
+    format!("Workloads of `fxmark` (default: all of them). One operation of each is to{kinds}")
 }
 
-/// Runs the workloads that are asked for.
+/// Runs the requested workloads.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let workloads = args.workloads()?;
     args.check_heeded(&workloads)?;
@@ -368,7 +369,7 @@ fn json_line(out: &mut impl Write, line: &impl serde::Serialize) -> Result<()> {
     Ok(())
 }
 
-/// What a run's error means for the caller.
+/// The failure for an error of a run.
 pub fn failure(error: Error) -> Failure {
     let exit = match &error {
         Error::Usage(_) => Exit::Usage,

@@ -1,4 +1,4 @@
-//! `uxfs bench --model`: predictions, with all that they are made of, and never to be taken for measurements.
+//! `uxfs bench --model`: predictions, with their components, clearly marked as predictions.
 
 use super::table::rate;
 use super::{Progress, failure, json_line};
@@ -8,11 +8,11 @@ use comfy_table::{CellAlignment, Table, presets};
 use std::io::Write;
 use uxfs_bench::{Config, Prediction, Quoted, Recorder, Workload};
 
-/// The hidden verb that this command is run with by its recorder. It is no verb of the command line's: what parses that
-/// takes longer, under a recorder, than most of what is recorded.
+/// The hidden verb with which the recorder runs this command. It bypasses the command line's parser, which takes longer
+/// under a recorder than most of what is recorded.
 const RECORD: &str = "bench-record";
 
-/// Does what a recorder wants, if that is who runs this.
+/// Runs the recorder's request, if the recorder started this process.
 pub fn recorded() -> Option<Result<Exit>> {
     let mut args = std::env::args_os().skip(1);
     let is_recorded = args.next().is_some_and(|verb| verb == RECORD);
@@ -44,7 +44,7 @@ pub fn run(config: &Config, workloads: &[Workload], moved_ns: Option<f64>, globa
     Ok(Exit::Ok)
 }
 
-/// Prints tables: what is predicted, what that is made of, and what was reported of other machines.
+/// Prints tables: the predictions, their components, and figures reported for other machines.
 fn print(out: &mut impl Write, lines: &[Prediction], verbose: bool) -> Result<()> {
     let Some(first) = lines.first() else { return Ok(()) };
     writeln!(
@@ -140,7 +140,7 @@ fn parts(lines: &[Prediction], verbose: bool) -> Table {
     table
 }
 
-/// A row for each figure that was reported of what is predicted.
+/// A row for each reported figure that can be compared.
 fn reported(lines: &[Prediction]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);

@@ -1,4 +1,4 @@
-//! The page of a run: under another name until it is whole.
+//! The report of a run. It has another name until it is complete.
 
 use crate::exit::{Exit, Failure, Result, host_name};
 use std::io::{Read, Write};
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 use uxfs_bench::{Heading, Machine, Report, page};
 
-/// What a page begins with.
+/// The first bytes of a report.
 const START: &[u8] = b"<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n";
 
-/// A page that is about to be made; what was there before stays until then.
+/// A report to be made. The old one stays until then.
 pub struct Page {
     file: NamedTempFile,
     path: PathBuf,
 }
 
 impl Page {
-    /// Finds out whether it can be made, before anything is measured for it.
+    /// Checks before the measurements whether it can be made.
     pub fn create(path: &Path) -> Result<Self> {
         check_place(path)?;
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -24,7 +24,7 @@ impl Page {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Makes it.
+    /// Makes the report.
     pub fn write(mut self, report: &Report) -> Result<()> {
         check_place(&self.path)?;
         let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
@@ -42,7 +42,7 @@ impl Page {
     }
 }
 
-/// Refuses to put a page in the place of anything but a page or an empty file.
+/// Refuses to replace anything except a report or an empty file.
 fn check_place(path: &Path) -> Result<()> {
     if path.as_os_str() == "-" {
         return Err(Failure::new(Exit::Usage, "--report -: a page is a file; name one"));
@@ -63,7 +63,7 @@ fn check_place(path: &Path) -> Result<()> {
     Err(Failure::new(Exit::AlreadyExists, format!("{}: {what}", host_name(path))))
 }
 
-/// As the umask leaves new files; a temporary file is its owner's alone.
+/// Permissions by the umask; a temporary file is only for its owner.
 fn set_readable(file: &NamedTempFile) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
@@ -72,7 +72,7 @@ fn set_readable(file: &NamedTempFile) -> std::io::Result<()> {
     file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))
 }
 
-/// A word as a shell takes it.
+/// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_alphanumeric() || "-_=,./:@+".contains(letter);
     if !word.is_empty() && word.chars().all(is_plain) {

@@ -1,10 +1,10 @@
-//! A progress bar for runs, where standard error is a terminal.
+//! A progress bar for runs, if standard error is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 use uxfs_bench::Observer;
 
-/// Shows how a run goes. `indicatif` shows nothing where standard error is not a terminal.
+/// Shows the progress of a run. `indicatif` shows nothing if standard error is not a terminal.
 pub struct Progress {
     bar: ProgressBar,
     started: bool,
@@ -16,7 +16,7 @@ impl Progress {
         Self { bar: ProgressBar::hidden(), started: false }
     }
 
-    /// Takes the bar off the screen.
+    /// Removes the bar from the screen.
     pub fn clear(&self) {
         self.bar.finish_and_clear();
     }
@@ -38,7 +38,7 @@ impl Observer for Progress {
         }
         self.started = true;
         self.bar.set_message(what.to_owned());
-        // No ticker during measurements: its thread would take time from those that are measured.
+        // No ticker during measurements: its thread would take time from the measured ones.
         self.bar.tick();
     }
 

@@ -5,9 +5,9 @@ use comfy_table::{CellAlignment, Table, presets};
 use std::io::Write;
 use uxfs_bench::{ClassReport, Measurement};
 
-/// The lockings, and the way to flush, that are compared with all the others, where they were measured.
+/// The lockings and the way to flush that are compared with all others, if they were measured.
 const OURS: [&str; 2] = ["range", "shared-flush"];
-/// Our row where there is no choice of locking.
+/// Our row if there is no choice of locking.
 const UXFS: &str = "uxfs";
 
 /// Prints a table for each workload, queue depth and modelled device.
@@ -28,17 +28,17 @@ pub fn print_measurements(out: &mut impl Write, lines: &[Measurement], verbose: 
     Ok(())
 }
 
-/// What lines of one table have in common.
+/// The properties that rows of one table share.
 fn key<'a>(lines: &[Measurement], line: &'a Measurement) -> (&'static str, u32, Option<&'a str>) {
     (line.workload, group_depth(lines, line), modelled(line))
 }
 
-/// What a line's device does otherwise than a real one; only such lines are compared with each other.
+/// How a row's device differs from a real one. Only rows with the same difference are compared.
 fn modelled(line: &Measurement) -> Option<&str> {
     line.device.split_once(", ").map(|(_, model)| model).filter(|model| model.starts_with("flush "))
 }
 
-/// The depth that a line is shown under: a target without a queue is shown beside those that have one.
+/// The queue depth of a row's table: a target without a queue is shown beside those with one.
 fn group_depth(lines: &[Measurement], line: &Measurement) -> u32 {
     let same = |other: &&Measurement| other.workload == line.workload;
     let has_queue = |other: &Measurement| other.target != "memcpy";
@@ -59,7 +59,7 @@ fn title(what: &str, lines: &[&Measurement]) -> String {
     format!("{what} (operations a second, medians of {rounds})")
 }
 
-/// What a workload measures, whose requests are of so many bytes.
+/// Describes a workload with requests of this many bytes.
 fn subject(workload: &str, depth: u32, bytes: u64) -> String {
     match workload {
         "overwrite" => {
@@ -105,7 +105,7 @@ fn subject(workload: &str, depth: u32, bytes: u64) -> String {
     }
 }
 
-/// The name of a line's row.
+/// The name of a row.
 fn row_name(line: &Measurement) -> String {
     match &line.locking {
         Some(locking) => format!("{} {locking}", line.target),
@@ -134,7 +134,7 @@ impl Row<'_> {
         self.cells.get(column).copied().flatten().map(|line| line.ops_per_s)
     }
 
-    /// The last thread count's figure, as a part of the best.
+    /// The figure of the last thread count, relative to the best one.
     fn last_of_best(&self) -> Option<f64> {
         let figures: Vec<f64> = self.cells.iter().flatten().map(|line| line.ops_per_s).collect();
         let best = figures.iter().copied().fold(0.0, f64::max);
@@ -193,7 +193,7 @@ fn table(lines: &[&Measurement], verbose: bool) -> Table {
     table
 }
 
-/// What is compared: our row with each of the others, and with its own reads.
+/// The ratios: our row to each of the others, and to its own reads.
 fn ratios(rows: &[Row<'_>], reads: &[Row<'_>], columns: usize) -> Vec<(String, Vec<Option<f64>>)> {
     let our = |row: &Row<'_>| OURS.into_iter().find(|ours| row.name.split(' ').nth(1) == Some(ours));
     let is_ours = |row: &&Row<'_>| row.name == UXFS || our(row).is_some();
@@ -213,7 +213,7 @@ fn ratios(rows: &[Row<'_>], reads: &[Row<'_>], columns: usize) -> Vec<(String, V
     all
 }
 
-/// A row's name without what all of ours have in common.
+/// A row's name without the part that all of ours share.
 fn short(name: &str) -> &str {
     ["uxfs ", "rangelock ", "device "].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
 }
@@ -229,12 +229,12 @@ pub fn rate(ops: f64) -> String {
     }
 }
 
-/// What an operation took, in microseconds; of what takes less than one, nanoseconds count.
+/// The time of an operation in microseconds, with more digits if it is less than one.
 fn micros(value: f64) -> String {
     if value < 1.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
-/// Operations a second of a measurement, with its latencies if that is asked for.
+/// Operations a second of a measurement, with its latencies if requested.
 fn figure(line: &Measurement, verbose: bool) -> String {
     let ops = rate(line.ops_per_s);
     match (verbose, line.p50_us, line.p99_us, line.p999_us) {

@@ -1,8 +1,8 @@
 //! Copies files and trees of the host, or of images, into an image.
 //!
-//! Who copies is root of the image, whoever runs this: as root's `cp` on a mounted volume does it, new files are
-//! root's, and with `-a` all is kept that a volume can hold: holes, permissions, owners, times to the nanosecond, hard
-//! links among what is copied, symbolic links, devices, attributes, access control lists.
+//! A copy into an image acts as root of the image, whoever runs it: as with root's `cp` on a mounted volume, new files
+//! belong to root, and `-a` keeps everything that a volume can hold: holes, permissions, owners, times to the
+//! nanosecond, hard links among what is copied, symbolic links, devices, attributes, access control lists.
 
 use super::{Args, Attribute, is_image, not_shared};
 use crate::commands::untar::say_lost;
@@ -28,7 +28,7 @@ enum Source {
 }
 
 impl Source {
-    /// A path of the host, unless it leads nowhere and its part before `:/` is an image.
+    /// A path of the host, unless it does not exist and its part before `:/` is an image.
     fn parse(text: &std::ffi::OsStr) -> Self {
         if text == "-" {
             return Self::Stdin;
@@ -96,12 +96,12 @@ pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit>
     Ok(problems.exit())
 }
 
-/// Whether it makes no sense to go on.
+/// Whether to give up.
 fn ends(failure: &Failure) -> bool {
     matches!(failure.exit(), Exit::NoSpace | Exit::Interrupted | Exit::Limit)
 }
 
-/// Copying under way.
+/// A copy in progress.
 struct Copy<'a, 'b> {
     args: &'a Args,
     destination: &'a Location,
@@ -146,7 +146,7 @@ impl Copy<'_, '_> {
                 self.stream(source, Stream::Stdin(std::io::stdin()), target)
             }
             Source::Host(path) => {
-                // A path that cannot be looked at fails below, by its name.
+                // A path that cannot be examined fails below, with its name.
                 let stream = if recursive { None } else { Stream::of(path).ok().flatten() };
                 if let Some(stream) = stream {
                     let target = self.target(source, false, there)?;
@@ -179,7 +179,7 @@ impl Copy<'_, '_> {
         stream.copy(self.filler, &target.dir, &name).map_err(|trouble| trouble.failure(source.describe()))
     }
 
-    /// Where a source's copy goes.
+    /// The place of a source's copy.
     fn target(&self, source: &Source, is_dir: bool, there: Option<&Node>) -> Result<Target> {
         let place = source.describe();
         if is_dir && !self.args.recursive() {

@@ -27,35 +27,35 @@ pub struct Args {
     /// output
     #[arg(value_name = "DST")]
     destination: OsString,
-    /// Copy directories with all that is in them; symbolic links as links, named pipes and sockets as such
+    /// Copy directories recursively; symbolic links, named pipes and sockets are copied as such
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// All of it as it is: -r --preserve=all --devices
+    /// Archive: -r --preserve=all --devices
     #[arg(short, long)]
     archive: bool,
     /// Keep permissions (with access control lists), owners and times: --preserve without a list
     #[arg(short = 'p')]
     keep: bool,
-    /// Keep these (mode, ownership and timestamps if none is named)
+    /// Keep these (default: mode, ownership, timestamps)
     #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0..=1, require_equals = true,
           default_missing_value = "mode,ownership,timestamps")]
     preserve: Vec<Attribute>,
-    /// Don't keep these, whatever else is said (all of them if none is named)
+    /// Don't keep these, despite other options (default: all of them)
     #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0..=1, require_equals = true,
           default_missing_value = "all")]
     no_preserve: Vec<Attribute>,
-    /// Put a new file in the place of one that is there, in one step, when it is whole
+    /// Replace an existing file by a new one, in one step, when that is whole
     #[arg(long)]
     replace: bool,
-    /// Whether a copy within one image shares blocks with its source until one of the two changes: auto, where that can
-    /// be, or always, or there is no copy (also without =WHEN), or never
+    /// Whether a copy within one image shares blocks with its source: auto, if that is possible; always, or fail
+    /// without a copy (also without =WHEN); never
     #[arg(long, value_name = "WHEN", value_enum, num_args = 0..=1, require_equals = true, default_value = "auto",
           default_missing_value = "always", hide_possible_values = true, hide_default_value = true)]
     reflink: Reflink,
-    /// Make devices, where directories are copied
+    /// Make device nodes when copying directories
     #[arg(long)]
     devices: bool,
-    /// Whose the copies in an image are, in numbers (root's, or as in the source with -p, if it is not said)
+    /// Owner of copies in an image, as numbers (default: root, or with -p as in the source)
     #[arg(long, value_name = "UID[:GID]")]
     owner: Option<Owner>,
     #[command(flatten)]
@@ -65,18 +65,18 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-A file that is there is written into and stays the same one, with its owner, permissions, attributes and other \
-names, also where a symbolic link leads to it; --replace puts a new one in its place, as do -a and --preserve=links \
-where it has other names, which keep the old one. No link of this machine is followed below a directory that is copied.
+An existing file is overwritten in place and keeps its owner, permissions, attributes and other names, also through \
+a symbolic link; --replace puts a new file in its place, as do -a and --preserve=links if it has other names, which \
+keep the old file. No link of this machine is followed below a directory that is copied.
 
-As `cp` has it, a new file gets the permissions of its source without set-user-id and set-group-id, less the umask; \
-owners, times, attributes, links among what is copied and devices need -p, --preserve or -a. Holes stay holes.
+As with `cp`, a new file gets the permissions of its source without set-user-id and set-group-id, less the umask; \
+owners, times, attributes, hard links and devices need -p, --preserve or -a. Holes stay holes.
 
-A new file appears under its name when it is whole: nothing is left of one that fails or is interrupted. \
+A new file appears under its name when it is whole: nothing is left of a copy that fails or is interrupted. \
 A file that is written into is left in part then; --replace leaves the old one.
 
-With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when all that changes in an image changes, \
-and when copies in it were last read; times of content are the source's where times are kept.";
+With SOURCE_DATE_EPOCH in the environment (seconds since 1970), everything in an image changes at that time, and \
+copies in it were last read then; times of content are the source's if times are kept.";
 
 /// Something that can be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -125,7 +125,7 @@ impl Args {
     }
 }
 
-/// What is said of a source whose blocks no copy can share.
+/// The message for a source whose blocks cannot be shared.
 fn not_shared(source: &str) -> Failure {
     let what = "--reflink=always: only files of one volume can share blocks";
     Failure::new(Exit::Usage, format!("{source}: {what}"))
@@ -135,13 +135,14 @@ fn not_shared(source: &str) -> Failure {
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let destination = Path::new(&args.destination);
     let location = Location::parse(&args.destination);
-    // A host's directory of such a name comes first; an image without a path is a file of the host.
+    // A directory of the host with this name comes first. An image without a path is a file of the
+    // host.
     if !destination.exists() && location.image != destination && is_image(&location.image) {
         prepare_input(args, &location.image)?;
         return into::run(args, &location, global);
     }
     if !destination.exists() && location.image != destination && !has_host_dir(&location) {
-        // Whatever is wrong with the image, it is what was meant.
+        // The image is what was meant, even if it cannot be opened.
         check(&location.image)?;
     }
     if destination.symlink_metadata().is_err() && before_colon(destination).is_some() {
@@ -158,15 +159,15 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     out::run(args, global)
 }
 
-/// Whether the host has the directory `IMAGE:`, which a path of its own would lead through.
+/// Whether the host has a directory `IMAGE:`, so that this can be a path of the host.
 fn has_host_dir(location: &Location) -> bool {
     let mut dir = location.name().into_os_string();
     dir.push(":");
     Path::new(&dir).is_dir()
 }
 
-/// Refuses to copy an image into itself by standard input. Else waits until something comes, and only then is the image
-/// opened: who writes it may have to read the same image first.
+/// Refuses to copy an image into itself by standard input. Otherwise waits for input before the image is opened: the
+/// program at the other end may have to read the same image first.
 fn prepare_input(args: &Args, image: &Path) -> Result<()> {
     if args.sources.iter().any(|source| source == "-") {
         stream::refuse_image(std::io::stdin(), "standard input", image)?;

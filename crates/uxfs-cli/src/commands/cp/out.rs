@@ -1,12 +1,12 @@
 //! Copies files and trees out of an image.
 //!
-//! What the host permits and the command line asks for is kept: holes, permissions, owners, times, hard links among what
-//! is copied, symbolic links, device nodes, attributes. What an image says never leads outside the destination: see
-//! [`crate::host`]. A new file has its name when it is whole.
+//! Everything is kept that the command line asks for and the host permits: holes, permissions, owners, times, hard
+//! links among what is copied, symbolic links, device nodes, attributes. Nothing in an image can lead outside the
+//! destination: see [`crate::host`]. A new file gets its name when it is complete.
 
 use super::{Args, Attribute};
 use crate::exit::{Exit, Failure, Result, host_name};
-use crate::fill::{NO_DEVICE, Outcome, Trouble};
+use crate::fill::{NO_DEVICE, StepResult, Trouble};
 use crate::host::attributes::{self, Keep, Lost, Written};
 use crate::host::links::{Link, Links};
 use crate::host::stream::{self, Sink};
@@ -18,7 +18,7 @@ use crate::problems::{Problems, complain, short};
 use crate::progress;
 use crate::trust::{Budget, Devices, Trust};
 use crate::walk::ahead::Ahead;
-use crate::walk::{Order, Step, Walk};
+use crate::walk::{EntryOrder, Step, Walk};
 use indicatif::ProgressBar;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{FileType as HostType, Mode};
@@ -29,8 +29,8 @@ use std::path::{Path, PathBuf};
 use uxfs::{AlignedBuf, File, FileType, Node, Volume};
 
 /// How directories are walked.
-const ORDER: Order = Order::Stored;
-/// Bytes that are copied at once.
+const ORDER: EntryOrder = EntryOrder::Stored;
+/// Size of a piece of a copy.
 const CHUNK: usize = 1 << 20;
 
 /// Copies each source.
@@ -88,7 +88,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     Ok(problems.exit())
 }
 
-/// Whether a source is a plain file of this machine and no volume: perhaps the image was forgotten.
+/// Whether a source is an ordinary file of this machine: perhaps the image was forgotten.
 fn is_bare_file(args: &Args, nth: usize, source: &Location, global: &Global) -> bool {
     let is_bare = source.image.as_os_str() == args.sources[nth] && global.offset == 0;
     let is_file = |file: &std::fs::File| file.metadata().is_ok_and(|of| of.is_file());
@@ -96,8 +96,8 @@ fn is_bare_file(args: &Args, nth: usize, source: &Location, global: &Global) -> 
     is_bare && opened.is_some_and(|file| is_file(&file) && !volumes::is_volume(&file))
 }
 
-/// What the destination is if bytes go through it, not to it. A block device would be overwritten from its start,
-/// which is hardly meant where volumes are named like that.
+/// The destination, if it is a pipe or character device. A block device is not: it would be overwritten from its
+/// start, which is hardly meant.
 fn sink(destination: &Path) -> Result<Option<Sink>> {
     if let Ok(found) = destination.metadata()
         && (found.file_type().is_block_device() || found.file_type().is_socket())
@@ -112,16 +112,16 @@ fn sink(destination: &Path) -> Result<Option<Sink>> {
 struct Of<'a> {
     volume: Volume,
     source: &'a Location,
-    /// Which of the images it is in.
+    /// The index of its image.
     image: usize,
 }
 
-/// Copying under way.
+/// A copy in progress.
 struct Copy<'a> {
     args: &'a Args,
     destination: PathBuf,
     verbose: bool,
-    /// Bytes that the volume's caches hold.
+    /// Size of the volume's caches.
     cache_size: u64,
     /// Threads that read ahead.
     readers: usize,
@@ -132,14 +132,14 @@ struct Copy<'a> {
     umask: Mode,
     bar: &'a ProgressBar,
     buf: AlignedBuf,
-    /// Bytes of the file that is being copied.
+    /// Size of the file that is being copied.
     size: u64,
     lost: Lost,
     host: Option<HostTree>,
     links: Links,
     /// The images that are read: a copy must not take the place of one.
     images: Vec<Identity>,
-    /// Nothing more is to be copied.
+    /// No more is copied.
     ended: bool,
 }
 
@@ -176,7 +176,7 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// What a source names.
+    /// The node of a source.
     fn node(&self, of: &Of<'_>) -> Result<Node> {
         let path = &of.source.path;
         let recursive = self.args.recursive();
@@ -218,7 +218,7 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Copies one source. `into`: the destination is a directory that it is copied into.
+    /// Copies one source. `into`: the destination is a directory to copy into.
     fn source(&mut self, of: &Of<'_>, into: bool, problems: &mut Problems) -> Result<()> {
         let node = self.node(of)?;
         let is_dir = node.file_type().is_dir();
@@ -256,7 +256,7 @@ impl<'a> Copy<'a> {
     ) -> Result<()> {
         let is_dir = node.file_type().is_dir();
         let mut ahead = Ahead::of(&of.volume, &node, ORDER, self.cache_size, self.readers);
-        let mut walk = Walk::new(&of.volume, node, &of.source.path, ORDER);
+        let mut walk = Walk::new(&of.volume, node, &of.source.path, ORDER).with_inodes();
         while let Some(step) = walk.next() {
             let (is_leaf, is_dir_entered) = (matches!(step, Step::Leaf(_)), matches!(step, Step::Enter(_)));
             let outcome = match interrupt::check() {
@@ -292,7 +292,7 @@ impl<'a> Copy<'a> {
         step: Step,
         host: &mut HostTree,
         top: Option<&[u8]>,
-    ) -> Outcome<()> {
+    ) -> StepResult<()> {
         let name = if walk.depth() == 0 { top } else { Some(walk.name()) };
         match step {
             Step::Enter(node) => match name {
@@ -302,7 +302,7 @@ impl<'a> Copy<'a> {
             .inspect_err(|_| walk.skip()),
             Step::Leave(node) => match name {
                 Some(_) => {
-                    // Where the way back is lost, nothing more can be written.
+                    // If the way back is lost, nothing more can be written.
                     let left = host.leave().map_err(|error| Trouble::end(Exit::Io, error.to_string()))?;
                     let plain =
                         (left.made && !self.keep.similar_mode).then_some(self.plain(&node)? - self.umask);
@@ -329,13 +329,13 @@ impl<'a> Copy<'a> {
         }
     }
 
-    fn enter(&mut self, host: &mut HostTree, name: &[u8], node: &Node, depth: usize) -> Outcome<()> {
+    fn enter(&mut self, host: &mut HostTree, name: &[u8], node: &Node, depth: usize) -> StepResult<()> {
         self.budget.check_depth(depth as u64 + 1)?;
         self.budget.take_file()?;
         Ok(host.enter(name, self.plain(node)?)?)
     }
 
-    /// The directory that the copy is made in, and its name there; no name: the directory itself becomes it.
+    /// The directory of the copy, and its name there. No name: the directory itself is the copy.
     fn place(&self, source: &Location, is_dir: bool, into: bool) -> Result<(PathBuf, Option<Vec<u8>>)> {
         let destination = &self.destination;
         if into {
@@ -355,11 +355,11 @@ impl<'a> Copy<'a> {
         Ok((parent.unwrap_or(Path::new(".")).to_owned(), Some(name.as_bytes().to_vec())))
     }
 
-    fn attributes(&mut self, node: &Node, written: Written<'_>, finish: Option<Mode>) -> Outcome<()> {
+    fn attributes(&mut self, node: &Node, written: Written<'_>, finish: Option<Mode>) -> StepResult<()> {
         attributes::apply(self.keep, &self.trust, node, written, finish, &mut self.lost).map_err(not_set)
     }
 
-    fn leaf(&mut self, image: usize, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<()> {
+    fn leaf(&mut self, image: usize, host: &mut HostTree, name: &[u8], node: &Node) -> StepResult<()> {
         let metadata = node.metadata()?;
         self.size = metadata.size;
         let nlink = metadata.nlink;
@@ -390,8 +390,8 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Makes a copy; `None` if it is left out.
-    fn make(&mut self, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<Option<Identity>> {
+    /// Makes a copy; `None` if it is skipped.
+    fn make(&mut self, host: &mut HostTree, name: &[u8], node: &Node) -> StepResult<Option<Identity>> {
         let metadata = node.metadata()?;
         let device = metadata.rdev.map_or((0, 0), |rdev| (rdev.major, rdev.minor));
         let target;
@@ -428,13 +428,13 @@ impl<'a> Copy<'a> {
         Ok(Some(host.create(name, leaf, mode, set)?))
     }
 
-    /// What the copy of a node begins with, less the umask.
-    fn plain(&self, node: &Node) -> Outcome<Mode> {
+    /// The first permissions of a copy, before the umask.
+    fn plain(&self, node: &Node) -> StepResult<Mode> {
         let of = node.metadata()?;
         Ok(Mode::from_raw_mode(self.keep.plain(of.permissions(), of.is_dir()).into()))
     }
 
-    fn file(&mut self, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<Identity> {
+    fn file(&mut self, host: &mut HostTree, name: &[u8], node: &Node) -> StepResult<Identity> {
         self.budget.take_file()?;
         let from = node.open()?;
         let new = New {
@@ -451,7 +451,7 @@ impl<'a> Copy<'a> {
     }
 
     /// Copies data; holes stay holes.
-    fn content(&mut self, from: &File, to: &std::fs::File) -> Outcome<()> {
+    fn content(&mut self, from: &File, to: &std::fs::File) -> StepResult<()> {
         let mut at = 0;
         while let Some(start) = from.seek_data(at)? {
             let end = from.seek_hole(start)?.unwrap_or(start);
@@ -465,7 +465,7 @@ impl<'a> Copy<'a> {
     }
 
     /// Copies the bytes from `start` to `end`.
-    fn run(&mut self, from: &File, to: &std::fs::File, start: u64, end: u64) -> Outcome<()> {
+    fn run(&mut self, from: &File, to: &std::fs::File, start: u64, end: u64) -> StepResult<()> {
         let mut at = start;
         while at < end {
             if interrupt::asked() {

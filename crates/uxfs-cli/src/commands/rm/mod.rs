@@ -13,13 +13,13 @@ use uxfs::Volume;
 #[derive(clap::Args, Debug)]
 #[command(after_help = TIME_HELP)]
 pub struct Args {
-    /// What to remove; links are removed, not what they lead to
+    /// What to remove; links are removed, not their targets
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
     locations: Vec<Location>,
-    /// Remove directories with all that is in them
+    /// Remove directories recursively
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// What is not there is no failure
+    /// Ignore files that do not exist
     #[arg(short, long)]
     force: bool,
     #[command(flatten)]
@@ -55,7 +55,7 @@ fn one(
         return dir.remove_file(name).map_err(failure);
     }
     if !args.recursive {
-        // Not the code of what is not there: `-f` does not mean this.
+        // Not the exit code for a missing file: `-f` does not apply here.
         let what = "is a directory; give -r to remove it with all that is in it";
         return Err(edit::refused(location, Exit::Usage, what));
     }

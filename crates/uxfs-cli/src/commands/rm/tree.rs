@@ -1,11 +1,11 @@
-//! A tree that is removed, by several threads where it is large.
+//! Removes a tree, with several threads if it is large.
 //!
 //! Invariants:
-//! - the way down is a list, not recursion; a directory is read in parts, so that a large one costs no more memory than a
-//!   small one; one that a damaged volume names twice is entered once;
-//! - a thread goes down by itself and leaves a directory to another thread only where one has nothing to do: so what is
-//!   kept is a list a thread, and the directories above these;
-//! - a directory is removed by whoever removed the last that was in it, so that nobody waits for a part of a tree.
+//! - the way down is a list, not recursion; a directory is read in parts, so a large one takes no more memory than a
+//!   small one; a directory that a damaged volume names twice is entered once;
+//! - a thread goes down by itself, and leaves a directory to another thread only if that has nothing to do: so memory
+//!   is needed only for a list per thread, and the directories above;
+//! - a directory is removed by the thread that removed its last entry, so no thread waits for a part of a tree.
 
 use super::say;
 use crate::edit;
@@ -20,11 +20,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, Scope};
 use uxfs::{Dir, DirEntry, ErrorKind, Node, Volume};
 
-/// Entries of a directory that are read at once.
+/// Entries of a directory to read at once.
 const BATCH: usize = 1024;
 
-/// Of a directory with many names of one hash, no more are tried when so many stay: each of the others would be compared
-/// with them.
+/// A directory with many names of one hash is given up when this many stay: each of the others would be compared with
+/// them.
 const CROWD_STAYS_MAX: usize = 2048;
 
 /// Entries that are removed before other threads are started.
@@ -40,7 +40,7 @@ pub(super) struct Root<'a> {
     pub(super) node: &'a Node,
 }
 
-/// Removes a directory with all that is in it, by so many threads.
+/// Removes a directory recursively, with this many threads.
 pub(super) fn remove(root: Root<'_>, problems: &mut Problems, verbose: bool, threads: usize) -> Result<()> {
     let dir = root.node.as_dir().map_err(|error| edit::failure(root.location, &error))?;
     let mut path = root.location.path.clone();
@@ -73,39 +73,39 @@ pub(super) fn remove(root: Root<'_>, problems: &mut Problems, verbose: bool, thr
     failure.map_or(Ok(()), Err)
 }
 
-/// The removal of one tree, by all threads that take part in it.
+/// The removal of one tree, shared by its threads.
 struct Removal<'a> {
     volume: &'a Volume,
     location: &'a Location,
-    /// That of the tree.
+    /// The number of the tree's inode.
     path: Vec<u8>,
     verbose: bool,
     /// Threads that may still be started.
     helpers: AtomicUsize,
-    /// Entries that were removed before they were.
+    /// Entries that were removed before the threads were started.
     removed: AtomicUsize,
     /// Threads that have nothing to do.
     idle: AtomicUsize,
-    /// The tree is gone, or nothing more is removed.
+    /// The tree is gone, or the removal has stopped.
     is_over: AtomicBool,
     problems: Mutex<&'a mut Problems>,
     seen: Mutex<InodeSet>,
     left: Mutex<Left>,
-    /// Something was left to a thread without work, or all is over.
+    /// There is work for a waiting thread, or all is done.
     changed: Condvar,
 }
 
-/// What is left to others.
+/// Work for other threads.
 #[derive(Default)]
 struct Left {
     dirs: Vec<Arc<Emptied>>,
-    /// What ended it.
+    /// The failure that ended it.
     failure: Option<Failure>,
 }
 
 /// A directory of the tree.
 struct Emptied {
-    /// The one that it is in, unless it is the tree itself.
+    /// Its parent, unless it is the tree itself.
     above: Option<Arc<Self>>,
     parent: Dir,
     name: Vec<u8>,
@@ -113,46 +113,46 @@ struct Emptied {
     inner: Mutex<Inner>,
 }
 
-/// What is known of the directories in one.
+/// The state of a directory's subdirectories.
 #[derive(Default)]
 struct Inner {
-    /// Those that are being removed.
+    /// How many are being removed.
     open: usize,
-    /// What came of the others, since somebody asked.
+    /// The results of the others since the last question.
     done: Vec<Done>,
-    /// The listing, while nobody goes on with it because some are open.
+    /// The listing, while it waits for open subdirectories.
     parked: Option<Listing>,
 }
 
-/// What came of a directory.
+/// The result for a directory.
 enum Done {
     Removed,
-    /// It stays, which was said.
+    /// It stays, and that was reported.
     Stays(u64),
 }
 
-/// How far somebody is with a directory.
+/// The progress in a directory.
 #[derive(Default)]
 struct Listing {
     batch: std::vec::IntoIter<DirEntry>,
-    /// Where to go on behind the batch.
+    /// Where to continue after the batch.
     place: u64,
     /// Whether something was removed since the directory was last read from its start.
     progress: bool,
-    /// Whether something stays in it, which was said.
+    /// Whether something stays in it, and that was reported.
     stays: bool,
-    /// What stays, so that it is said once, however often the directory is read.
+    /// What stays, so that it is reported once even if the directory is read again.
     said: InodeSet,
-    /// Whether many names have one hash, once that was asked: these are removed in the order of the index.
+    /// Whether many names have one hash, if known: then removal follows the order of the index.
     crowded: Option<bool>,
     /// Entries that stay.
     staying: usize,
-    /// Nothing more is read of it.
+    /// No more of it is read.
     is_read: bool,
 }
 
 impl Listing {
-    /// Whether so much stays that each try takes long.
+    /// Whether so many entries stay that each attempt takes long.
     fn gives_up(&self) -> bool {
         self.crowded == Some(true) && self.staying > CROWD_STAYS_MAX
     }
@@ -162,16 +162,17 @@ impl Listing {
         match self.crowded {
             Some(crowded) => Ok(crowded),
             None => {
-                // Should it fail once, it would again.
+                // If it failed once, it would fail again.
                 self.crowded = Some(false);
-                let crowded = dir.is_crowded()?;
+                let crowded = dir.has_collisions()?;
                 self.crowded = Some(crowded);
                 Ok(crowded)
             }
         }
     }
 
-    /// Reads on; whether there is more. Nothing is read twice while others are in directories of it (`is_shared`).
+    /// Reads the next batch; gives whether there is one. Nothing is read again while other threads are in
+    /// subdirectories (`is_shared`).
     fn refill(&mut self, dir: &Dir, is_shared: bool) -> uxfs::Result<bool> {
         if self.is_crowded(dir)? {
             if self.gives_up() || is_shared {
@@ -182,7 +183,7 @@ impl Listing {
                 self.batch = batch.into_iter();
                 return Ok(true);
             }
-            // What has no index any more is small.
+            // A directory without an index is small.
             self.crowded = Some(false);
         }
         loop {
@@ -193,7 +194,7 @@ impl Listing {
                 self.batch = batch.into_iter();
                 return Ok(true);
             }
-            // A directory that has become small may have moved what is left to the front.
+            // A directory that became small may have moved its remaining entries to the front.
             if self.place == 0 || !self.progress || is_shared {
                 return Ok(false);
             }
@@ -202,7 +203,7 @@ impl Listing {
         }
     }
 
-    /// Something stays; whether that is new.
+    /// Records that something stays; gives whether that is new.
     fn stays(&mut self, ino: Option<u64>) -> bool {
         self.stays = true;
         self.staying += 1;
@@ -219,7 +220,7 @@ impl Listing {
     }
 }
 
-/// What comes after a step in a directory.
+/// The next step in a directory.
 enum Step {
     On,
     /// A directory in it.
@@ -230,9 +231,9 @@ enum Step {
 
 /// Whether the end of a directory's listing is its end.
 enum Parked {
-    /// Directories in it are being removed; the last of them takes the listing.
+    /// Subdirectories are being removed; the last of them takes the listing.
     Yes,
-    /// None is, but something came of them just now.
+    /// None is, but there are new results.
     Heard(Listing),
     No(Listing),
 }
@@ -242,14 +243,14 @@ impl Emptied {
         Self { above, parent, name, dir, inner: Mutex::default() }
     }
 
-    /// Takes what came of directories in this one; whether others are being removed.
+    /// Takes the results of subdirectories; gives whether others are being removed.
     fn hear(&self, listing: &mut Listing) -> bool {
         let mut inner = self.inner.lock();
         inner.done.drain(..).for_each(|done| listing.hear(done));
         inner.open > 0
     }
 
-    /// Leaves the listing to whoever removes the last directory in this one, if there are any.
+    /// Leaves the listing to the thread that removes the last subdirectory, if there are any.
     fn park(&self, mut listing: Listing) -> Parked {
         let mut inner = self.inner.lock();
         if inner.open > 0 {
@@ -263,7 +264,8 @@ impl Emptied {
         Parked::Heard(listing)
     }
 
-    /// A directory in this one is done; its listing, if that was the last one and somebody left it.
+    /// A subdirectory is done. Gives the listing, if that was the last one and a thread has left
+    /// it.
     fn is_done(&self, done: Done) -> Option<Listing> {
         let mut inner = self.inner.lock();
         inner.open -= 1;
@@ -272,7 +274,7 @@ impl Emptied {
     }
 }
 
-/// The list of those above may be long: it is no recursion.
+/// The chain of parents may be long: drop it without recursion.
 impl Drop for Emptied {
     fn drop(&mut self) {
         let mut above = self.above.take();
@@ -282,7 +284,7 @@ impl Drop for Emptied {
     }
 }
 
-/// Has all threads end when the first does, however it does.
+/// Ends all threads when the first one ends, even by a panic.
 struct Ends<'r, 'a>(&'r Removal<'a>);
 
 impl Drop for Ends<'_, '_> {
@@ -292,7 +294,7 @@ impl Drop for Ends<'_, '_> {
 }
 
 impl Removal<'_> {
-    /// Nothing more is removed.
+    /// No more is removed.
     fn end(&self, failure: Option<Failure>) {
         let mut left = self.left.lock();
         self.is_over.store(true, Ordering::Relaxed);
@@ -303,7 +305,7 @@ impl Removal<'_> {
         drop(dirs);
     }
 
-    /// Removes what others leave, until all is over.
+    /// Removes what others leave, until all is done.
     fn help<'s>(&'s self, scope: &'s Scope<'s, '_>) {
         let _ends = Ends(self);
         while let Some(dir) = self.take() {
@@ -311,7 +313,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Waits for what others leave; none if all is over.
+    /// Waits for work; `None` if all is done.
     fn take(&self) -> Option<Arc<Emptied>> {
         let mut left = self.left.lock();
         self.idle.fetch_add(1, Ordering::Relaxed);
@@ -322,7 +324,7 @@ impl Removal<'_> {
         left.dirs.pop()
     }
 
-    /// Leaves a directory to a thread that has nothing to do; gives it back if there is none.
+    /// Leaves a directory to an idle thread; gives it back if there is none.
     fn offer(&self, dir: Arc<Emptied>) -> Option<Arc<Emptied>> {
         if self.idle.load(Ordering::Relaxed) == 0 {
             return Some(dir);
@@ -337,7 +339,7 @@ impl Removal<'_> {
         None
     }
 
-    /// Removes a directory, and those above it that nobody else is in.
+    /// Removes a directory, and those above it that no other thread is in.
     fn down<'s>(&'s self, scope: &'s Scope<'s, '_>, dir: Arc<Emptied>) {
         let mut way = vec![(dir, Listing::default())];
         while let Some((dir, listing)) = way.last_mut()
@@ -359,12 +361,12 @@ impl Removal<'_> {
                 self.end(Some(failure));
             }
         }
-        // The innermost first: who is the last to have those above would free them all at once.
+        // The innermost first: otherwise the last owner of the chain would drop it recursively.
         while way.pop().is_some() {}
     }
 
-    /// Goes on behind a directory's listing: with what came of directories in it, or with the one above if it is left to
-    /// this thread.
+    /// Continues after the end of a directory's listing: with the results of subdirectories, or with the parent if that
+    /// is left to this thread.
     fn up(&self, dir: Arc<Emptied>, listing: Listing) -> Result<Option<(Arc<Emptied>, Listing)>> {
         let listing = match dir.park(listing) {
             Parked::Yes => return Ok(None),
@@ -379,7 +381,7 @@ impl Removal<'_> {
         Ok(above.is_done(done).map(|listing| (Arc::clone(above), listing)))
     }
 
-    /// Does the next thing in a directory.
+    /// Takes the next step in a directory.
     fn step<'s>(
         &'s self,
         scope: &'s Scope<'s, '_>,
@@ -422,7 +424,7 @@ impl Removal<'_> {
         Ok(Step::Up)
     }
 
-    /// Starts other threads when there is enough for them.
+    /// Starts other threads when there is enough work.
     fn has_removed<'s>(&'s self, scope: &'s Scope<'s, '_>) {
         if self.helpers.load(Ordering::Relaxed) == 0
             || self.removed.fetch_add(1, Ordering::Relaxed) + 1 < ALONE
@@ -430,12 +432,12 @@ impl Removal<'_> {
             return;
         }
         for _ in 0..self.helpers.swap(0, Ordering::Relaxed) {
-            // Without it, this thread does it all.
+            // Without it, this thread does all the work.
             let _ = thread::Builder::new().spawn_scoped(scope, || self.help(scope));
         }
     }
 
-    /// Removes an entry; a directory is given back instead.
+    /// Removes an entry; a directory is returned instead.
     fn entry(
         &self,
         dir: &Arc<Emptied>,
@@ -450,7 +452,8 @@ impl Removal<'_> {
         }
         let node = self.volume.node(entry.ino)?;
         if !self.seen.lock().insert(entry.ino) {
-            // Unless it could not be emptied when the directory was read before, which was said.
+            // Unless it could not be emptied at an earlier reading of the directory, which was
+            // reported.
             if listing.stays(Some(entry.ino)) {
                 let what = format!("damaged: directory inode {} is reached a second time", entry.ino);
                 self.problem(dir, Some(&entry.name), what);
@@ -462,7 +465,7 @@ impl Removal<'_> {
         Ok(Some(Arc::new(Emptied::new(above, dir.dir.clone(), entry.name.clone(), inner))))
     }
 
-    /// Removes a directory that is empty now.
+    /// Removes a directory, which is empty now.
     fn leave(&self, dir: &Emptied, listing: &Listing) -> Result<Done> {
         if !listing.stays {
             match dir.parent.remove_dir(&dir.name) {
@@ -503,7 +506,8 @@ impl Removal<'_> {
         self.problems.lock().at(&self.location.image, &path, what);
     }
 
-    /// Says what could not be removed; a volume that takes no more changes ends it.
+    /// Reports what could not be removed. If the volume takes no more changes, that ends the
+    /// removal.
     fn said(&self, dir: &Emptied, entry: Option<&[u8]>, error: &uxfs::Error) -> Result<()> {
         if matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::ShutDownByDamage | ErrorKind::ReadOnly) {
             return Err(Failure::of_image(&self.location.image, error));
@@ -519,8 +523,8 @@ mod tests {
     use std::collections::BTreeSet;
     use uxfs::{Changes, MkfsOptions, NewNode, OpenOptions};
 
-    /// Makes a tree of some hundred directories, of which one goes a thousand levels down; in some of them a file that
-    /// stays. The paths of all that stays.
+    /// Makes a tree of some hundred directories, one of them a thousand levels deep. Some have a file that stays.
+    /// Gives the paths of everything that stays.
     fn make(volume: &Volume, seed: u64) -> BTreeSet<String> {
         let new = NewNode::default();
         let mut stays = BTreeSet::new();
@@ -550,7 +554,7 @@ mod tests {
         for _ in 0..1000 {
             dir = dir.create_dir(b"down", &new).unwrap().as_dir().unwrap();
         }
-        // Those above what stays do, too.
+        // The directories above them stay, too.
         for file in stays.clone() {
             let above = file.match_indices('/').skip(1).map(|(end, _)| file[..end].to_owned());
             stays.extend(above);
@@ -569,7 +573,8 @@ mod tests {
         }
     }
 
-    /// Whatever number of threads: what can go is gone, and each thing that stays is said once.
+    /// With any number of threads, everything that can be removed is gone, and everything that
+    /// stays is reported once.
     #[test]
     fn a_tree_goes_but_for_what_stays() {
         for threads in [1, 2, 5] {

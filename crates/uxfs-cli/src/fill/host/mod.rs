@@ -1,8 +1,8 @@
 //! Files of the host, read for a volume.
 //!
-//! Invariants: names come sorted by their bytes; symbolic links are copied, never followed, but for the one that was
-//! named itself; reading leaves no trace in times of access where the host permits that, and is ahead of writing. Directories,
-//! large files and those with several names are made by the thread that goes down the tree, what is small by others
+//! Invariants: names are sorted by their bytes; symbolic links are copied, never followed, except for a source itself;
+//! reading does not change access times if the host permits that, and is ahead of writing. Directories, large files and
+//! files with several names are made by the thread that walks the tree, small files by others
 //! ([`threads`](super::threads)).
 
 mod read;
@@ -10,7 +10,7 @@ mod read;
 use self::read::{Copied, Key, Reader, Step, Steps};
 use super::small::{self, Content, Small, is_small};
 use super::threads::{Make, ThreadIndex, Threads, tell};
-use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
+use super::{Attributes, Filler, Leaf, StepResult, Trouble, end_at};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::Identity;
 use crate::interrupt;
@@ -28,24 +28,24 @@ pub struct FromHost<'a, 'b> {
     problems: &'a mut Problems,
     /// Inode numbers of the copies of files with several names, by device and inode number.
     linked: HashMap<Key, u64>,
-    /// The same, for who reads.
+    /// The same, for the reader.
     copied: Copied,
     /// The image that is written, which is not copied into itself.
     image: Option<Identity>,
 }
 
-/// Where a copy goes.
+/// The place of a copy.
 pub struct Target {
     /// A directory of the volume.
     pub dir: Dir,
     /// Its path.
     pub path: Vec<u8>,
-    /// The name of the copy in it; unsaid, what is in the source goes into the directory.
+    /// The name of the copy in it; `None`: the content of the source goes into the directory.
     pub name: Option<Vec<u8>>,
 }
 
-/// Where in a tree the copying is.
-struct Place<'t, 'scope, 'b> {
+/// The present position in a tree.
+struct CopyPosition<'t, 'scope, 'b> {
     target: &'t Target,
     /// The directories on the way down.
     dirs: Vec<Level>,
@@ -61,18 +61,18 @@ struct Level {
     dir: Dir,
     of: Attributes,
     is_new: bool,
-    /// Who makes what is small in it, once there is something.
+    /// The thread that makes small files in it, once there are some.
     thread: Option<ThreadIndex>,
 }
 
 impl<'a, 'b> FromHost<'a, 'b> {
-    /// Copies with a filler; what fails is said.
+    /// Copies with a filler; failures are reported.
     pub fn new(filler: &'a mut Filler<'b>, problems: &'a mut Problems, image: &Path) -> Self {
         let (linked, copied, image) = (HashMap::new(), Copied::default(), Identity::of_path(image));
         Self { filler, problems, linked, copied, image }
     }
 
-    /// Copies what is at `path`, a directory with all that is in it. A link there is followed if `follow`.
+    /// Copies `path`, a directory recursively. A link there is followed if `follow`.
     pub fn copy(&mut self, path: &Path, target: Target, follow: bool) -> Result<()> {
         let at = if follow { path.canonicalize() } else { Ok(path.to_owned()) };
         let found = at.and_then(|at| at.symlink_metadata().map(|found| (at, found)));
@@ -88,13 +88,14 @@ impl<'a, 'b> FromHost<'a, 'b> {
         std::thread::scope(|scope| {
             scope.spawn(|| reader.run(&at));
             let threads = Threads::new(scope, self.filler, rules.threads);
-            let mut place = Place { target: &target, dirs: Vec::new(), path: at.clone(), lost: 0, threads };
+            let mut place =
+                CopyPosition { target: &target, dirs: Vec::new(), path: at.clone(), lost: 0, threads };
             let done = self.tree(&mut place, steps);
             place.threads.finish(done, |line| self.problems.say(line))
         })
     }
 
-    fn tree(&mut self, place: &mut Place<'_, '_, 'b>, mut steps: Steps) -> Result<()> {
+    fn tree(&mut self, place: &mut CopyPosition<'_, '_, 'b>, mut steps: Steps) -> Result<()> {
         while let Some(step) = steps.next() {
             interrupt::check()?;
             tell(place.threads.failed(), |line| self.problems.say(line))?;
@@ -109,8 +110,8 @@ impl<'a, 'b> FromHost<'a, 'b> {
         Ok(())
     }
 
-    /// Copies what was found, unless its directory could not be made; says what went wrong.
-    fn found(&mut self, place: &mut Place<'_, '_, 'b>, step: Step, steps: &mut Steps) -> Result<()> {
+    /// Copies what was found, unless its directory could not be made; reports failures.
+    fn found(&mut self, place: &mut CopyPosition<'_, '_, 'b>, step: Step, steps: &mut Steps) -> Result<()> {
         let is_root = place.dirs.is_empty() && place.lost == 0;
         let enters = matches!(step, Step::Enter(..));
         if !is_root {
@@ -132,7 +133,12 @@ impl<'a, 'b> FromHost<'a, 'b> {
     }
 
     /// Copies what was found, or goes into it.
-    fn step(&mut self, place: &mut Place<'_, '_, 'b>, step: Step, steps: &mut Steps) -> Outcome<()> {
+    fn step(
+        &mut self,
+        place: &mut CopyPosition<'_, '_, 'b>,
+        step: Step,
+        steps: &mut Steps,
+    ) -> StepResult<()> {
         if !matches!(step, Step::Enter(..) | Step::Trouble(..)) {
             self.filler.at(place.path.as_os_str().as_bytes());
         }
@@ -173,21 +179,21 @@ impl<'a, 'b> FromHost<'a, 'b> {
         }
     }
 
-    /// Has another thread make a file, if it turns out to be small.
+    /// Gives a file to another thread, if it turns out to be small.
     fn small_file(
         &mut self,
-        place: &mut Place<'_, '_, 'b>,
+        place: &mut CopyPosition<'_, '_, 'b>,
         name: Vec<u8>,
         of: Attributes,
         data: u64,
         steps: &mut Steps,
-    ) -> Outcome<()> {
+    ) -> StepResult<()> {
         let (mut pieces, mut bytes) = (Vec::new(), 0);
         while is_small(&of, bytes, pieces.len()) {
             match steps.next_in_file() {
                 Some(Step::Data(at, part)) => {
                     bytes += part.len() as u64;
-                    // What is read ahead lies together, and one small file of it would keep all.
+                    // Data read ahead shares memory, and a small file would keep all of it.
                     pieces.push((at, steps.bytes(part).to_vec()));
                 }
                 Some(Step::End(size)) => {
@@ -206,14 +212,14 @@ impl<'a, 'b> FromHost<'a, 'b> {
         Ok(())
     }
 
-    /// Makes a file that is no directory, or another name of it if it was made before.
+    /// Makes a file other than a directory, or a link if it was made before.
     fn once(
         &mut self,
-        place: &Place<'_, '_, 'b>,
+        place: &CopyPosition<'_, '_, 'b>,
         name: &[u8],
         key: Option<Key>,
-        make: impl FnOnce(&mut Filler<'b>, &Dir, &[u8]) -> Outcome<Option<Node>>,
-    ) -> Outcome<()> {
+        make: impl FnOnce(&mut Filler<'b>, &Dir, &[u8]) -> StepResult<Option<Node>>,
+    ) -> StepResult<()> {
         let Some((dir, name)) = place.end(name) else { return Err(ended_early()) };
         if let Some(&ino) = key.and_then(|key| self.linked.get(&key)) {
             return self.filler.link(dir, name, &dir.node().volume().node(ino)?);
@@ -226,8 +232,8 @@ impl<'a, 'b> FromHost<'a, 'b> {
         Ok(())
     }
 
-    /// Says what went wrong with one file; what ends the work is the verb's failure.
-    fn check(&mut self, path: &Path, outcome: Outcome<()>) -> Result<()> {
+    /// Reports the failure of one file; a failure that ends the work becomes the verb's.
+    fn check(&mut self, path: &Path, outcome: StepResult<()>) -> Result<()> {
         match outcome {
             Ok(()) => {}
             Err(trouble) if trouble.ends() => return Err(trouble.failure(host_name(path))),
@@ -237,8 +243,8 @@ impl<'a, 'b> FromHost<'a, 'b> {
     }
 }
 
-impl<'b> Place<'_, '_, 'b> {
-    /// Where something of this name goes; `None`: it is the directory itself that was told.
+impl<'b> CopyPosition<'_, '_, 'b> {
+    /// The path of this name; `None`: the directory itself.
     fn end<'p>(&'p self, name: &'p [u8]) -> Option<(&'p Dir, &'p [u8])> {
         match self.dirs.last() {
             Some(level) => Some((&level.dir, name)),
@@ -246,12 +252,12 @@ impl<'b> Place<'_, '_, 'b> {
         }
     }
 
-    /// Whether what is small is made by other threads here.
+    /// Whether other threads make small files here.
     fn has_makers(&self) -> bool {
         !self.threads.is_empty() && self.dirs.last().is_some_and(|level| level.is_new)
     }
 
-    /// Has another thread make something in the innermost directory.
+    /// Gives a file in the innermost directory to another thread.
     fn give(&mut self, small: Small) {
         let Some(level) = self.dirs.last_mut() else { return };
         let thread = *level.thread.get_or_insert_with(|| self.threads.least_busy());
@@ -260,8 +266,8 @@ impl<'b> Place<'_, '_, 'b> {
         self.threads.give(thread, bytes, host_name(&self.path), make);
     }
 
-    /// Goes back up.
-    fn leave(&mut self, filler: &mut Filler<'_>) -> Outcome<()> {
+    /// Goes back up one level.
+    fn leave(&mut self, filler: &mut Filler<'_>) -> StepResult<()> {
         if self.lost > 0 {
             self.lost -= 1;
             return Ok(());
@@ -277,8 +283,8 @@ impl<'b> Place<'_, '_, 'b> {
     }
 }
 
-/// Copies the data of a file as they come.
-fn content(filler: &mut Filler<'_>, steps: &mut Steps, to: &File) -> Outcome<()> {
+/// Copies the data of a file as they arrive.
+fn content(filler: &mut Filler<'_>, steps: &mut Steps, to: &File) -> StepResult<()> {
     while let Some(step) = steps.next_in_file() {
         match step {
             Step::Data(at, part) => filler.append(to, at, steps.bytes(part))?,
@@ -293,7 +299,7 @@ fn ended_early() -> Trouble {
     Trouble::end(Exit::Io, "reading the source ended early")
 }
 
-/// What the host says of a path that leads nowhere.
+/// The error of the host for a missing path.
 fn missing(path: &Path, error: &std::io::Error) -> Failure {
     match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
@@ -306,7 +312,7 @@ fn missing(path: &Path, error: &std::io::Error) -> Failure {
 /// The last part of a path of the host, if it is a name.
 pub fn file_name(path: &Path) -> Option<Vec<u8>> {
     let bytes = path.as_os_str().as_bytes();
-    // `dir/.` is what is in the directory.
+    // `dir/.` means the content of the directory.
     if bytes.ends_with(b"/.") || bytes == b"." {
         return None;
     }

@@ -1,13 +1,12 @@
-//! Reads files of the host ahead of who copies them, in a thread of its own.
+//! Reads files of the host ahead of the copy, in a thread of its own.
 //!
-//! Invariants: what is sent follows from the tree alone: a directory is entered, its names come sorted by their bytes,
-//! it is left; content comes in pieces that are full but for the last of a run, up to where reading ends, whatever size
-//! the file is said to have. No path is longer than a name: every
-//! step is taken relative to an open directory. Of those on the way down only the innermost are kept open; the way
-//! back to others is `..`, believed only where it is the directory that was come from. No more is read ahead than
-//! the channel holds, into memory that is used again.
+//! Invariants: the steps depend only on the tree: a directory is entered, its names follow sorted by their bytes, and
+//! it is left; content comes in pieces that are full except for the last of a run, up to the actual end, whatever the
+//! file's size says. No path is longer than a name: every step is relative to an open directory. Only the innermost
+//! directories are kept open. The way back to the others is `..`, which is checked to be the directory that we came
+//! from. No more is read ahead than the channel holds, and memory is reused.
 
-use super::super::{Attributes, CHUNK, Outcome, Trouble};
+use super::super::{Attributes, CHUNK, StepResult, Trouble};
 use crate::exit::Exit;
 use crate::host::Identity;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -35,24 +34,24 @@ const OPEN_MAX: usize = 200;
 /// Alignment of what devices are handed.
 const SECTOR: usize = 4096;
 
-/// What makes a file with several names the same one.
+/// The identity of a file with several names.
 pub type Key = (u64, u64);
 
-/// Files with several names of which the first is copied, so that nobody reads them again.
+/// Files with several names whose first name was copied, so that they are not read again.
 pub type Copied = Arc<Mutex<HashSet<Key>>>;
 
-/// What is found in a tree. What the tree begins with has no name.
+/// A step through a tree. The start of the tree has no name.
 pub enum Step {
     /// A directory, then all that is in it, then [`Leave`](Self::Leave).
     Enter(Vec<u8>, Attributes),
     Leave,
     /// A regular file, then its [`Data`](Self::Data), then [`End`](Self::End). With a key if it has more names, and
-    /// about so many bytes of data.
+    /// its approximate size.
     File(Vec<u8>, Attributes, Option<Key>, u64),
-    /// Bytes of the file, from a place on: those that [`Steps::bytes`] gives for this, until the next step is taken.
+    /// Bytes of the file from an offset on: [`Steps::bytes`] gives them until the next step is taken.
     Data(u64, Range<usize>),
     /// The file ends at this size, or could not be read to its end.
-    End(Outcome<u64>),
+    End(StepResult<u64>),
     Symlink(Vec<u8>, Attributes, Option<Key>, Vec<u8>),
     Special(Vec<u8>, Attributes, Option<Key>, Special),
     /// Another name of a file that was copied.
@@ -80,7 +79,7 @@ impl Step {
 #[derive(Default)]
 struct Batch {
     steps: Vec<Step>,
-    /// What those are about that are [`Step::Data`], each at the begin of a sector.
+    /// The data of the [`Step::Data`] among them, each at the start of a sector.
     data: Data,
 }
 
@@ -92,18 +91,18 @@ struct Data {
 
 impl Default for Data {
     fn default() -> Self {
-        // As much as is filled before a batch is handed over, and what comes last.
+        // The fill level at which a batch is handed over, and one more piece.
         Self { buf: AlignedBuf::zeroed(BATCH_BYTES + CHUNK), filled: 0 }
     }
 }
 
 impl Data {
-    /// Where the next bytes go: so many, [`CHUNK`] at most.
+    /// The room for the next bytes, [`CHUNK`] at most.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
         &mut self.buf[self.filled..][..bytes]
     }
 
-    /// The first bytes there are filled.
+    /// Says how many bytes of that room are filled.
     fn fill(&mut self, bytes: usize) -> Range<usize> {
         let filled = self.filled..self.filled + bytes;
         self.filled = filled.end.next_multiple_of(SECTOR);
@@ -114,7 +113,7 @@ impl Data {
 /// The steps, as they are taken.
 pub struct Steps {
     from: Receiver<Batch>,
-    /// Where memory goes that is not needed any more.
+    /// The channel that returns memory for reuse.
     back: Sender<Data>,
     steps: std::vec::IntoIter<Step>,
     data: Option<Data>,
@@ -123,17 +122,17 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// The bytes that the last step is about.
+    /// The bytes of the last step.
     pub fn bytes(&self, part: Range<usize>) -> &[u8] {
         self.data.as_ref().map_or(&[], |data| &data.buf[part])
     }
 
-    /// What comes next of the file that was begun; `None` behind its end.
+    /// The next data of the current file; `None` after its end.
     pub fn next_in_file(&mut self) -> Option<Step> {
         if self.in_file { self.next() } else { None }
     }
 
-    /// Leaves out what is still to come of a file.
+    /// Skips the rest of a file.
     pub fn skip_file(&mut self) {
         while self.next_in_file().is_some() {}
     }
@@ -150,7 +149,7 @@ impl Iterator for Steps {
                     Ok(Batch { steps, data }) => {
                         self.steps = steps.into_iter();
                         if let Some(used) = self.data.replace(data) {
-                            // Who reads may have come to the end.
+                            // The reader may have finished.
                             let _ = self.back.send(used);
                         }
                     }
@@ -163,9 +162,9 @@ impl Iterator for Steps {
     }
 }
 
-/// Why a step was not taken.
+/// Why a step was not sent.
 enum Stop {
-    /// Nobody takes steps any more.
+    /// No one takes steps any more.
     Gone,
     Trouble(Trouble),
 }
@@ -205,7 +204,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader, and what it will find once it [`run`](Self::run)s.
+    /// A reader, and the steps that it sends when it [`run`](Self::run)s.
     pub fn new(
         keep_links: bool,
         keep_xattrs: bool,
@@ -220,7 +219,7 @@ impl Reader {
         (reader, Steps { from, back, steps: Vec::new().into_iter(), data: None, in_file: false })
     }
 
-    /// Reads what is at `path`, and all below, until nobody wants it any more.
+    /// Reads `path` recursively, until no one takes the steps any more.
     pub fn run(mut self, path: &Path) {
         if self.walk(path).is_ok() {
             let _ = self.hand_over();
@@ -264,7 +263,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads what is at `name`, to be sent as `called`; gives a directory to go into.
+    /// Reads `name`, and sends it as `called`; gives a directory to go into.
     fn step(&mut self, dir: BorrowedFd<'_>, name: &[u8], called: &[u8]) -> Result<Option<Level>, Stop> {
         match self.read(dir, name, called) {
             Err(Stop::Trouble(trouble)) => {
@@ -280,7 +279,7 @@ impl Reader {
         let kind = FileType::from_raw_mode(found.st_mode);
         if kind == FileType::Directory {
             let dir = open_dir(dir, name)?;
-            let of = self.attributes(&found, &Place::Open(dir.as_fd()))?;
+            let of = self.attributes(&found, &XattrSource::Open(dir.as_fd()))?;
             let names = names(&dir)?.into_iter();
             self.send(Step::Enter(called.to_vec(), of))?;
             return Ok(Some(Level { dir: Some(dir), identity: Identity::of(&found), names }));
@@ -297,7 +296,7 @@ impl Reader {
             self.file(dir, name, called, &found, key)?;
             return Ok(None);
         }
-        let of = self.attributes(&found, &Place::below(dir, name))?;
+        let of = self.attributes(&found, &XattrSource::below(dir, name))?;
         let step = if kind == FileType::Symlink {
             let target = rustix::fs::readlinkat(dir, name, Vec::new())?.into_bytes();
             Step::Symlink(called.to_vec(), of, key, target)
@@ -321,7 +320,7 @@ impl Reader {
             return Err(Stop::Trouble(Trouble::new(Exit::Io, what)));
         }
         let file = self.open(dir, name, found)?;
-        let of = self.attributes(found, &Place::Open(file.as_fd()))?;
+        let of = self.attributes(found, &XattrSource::Open(file.as_fd()))?;
         let size = u64::try_from(found.st_size).unwrap_or(0);
         let allocated = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
         self.send(Step::File(called.to_vec(), of, key, size.min(allocated)))?;
@@ -333,7 +332,7 @@ impl Reader {
         self.send(Step::End(end))
     }
 
-    /// Opens a file so that its time of access stays, where that may be asked for.
+    /// Opens a file without changing its access time, if permitted.
     fn open(&self, dir: BorrowedFd<'_>, name: &[u8], found: &Stat) -> Result<File, Errno> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let open = |flags| rustix::fs::openat(dir, name, flags, Mode::empty()).map(File::from);
@@ -345,9 +344,9 @@ impl Reader {
         open(flags)
     }
 
-    /// Sends a file without holes, which is not large, with one read, as far as its inode says that it goes; `false`, and has sent
-    /// nothing, if it has holes, or ends before. Holes are asked for before anything is read: of blocks that were never written
-    /// to, there is memory then, and they are taken for data.
+    /// Sends a small file without holes with one read of its size. `false`, and nothing is sent, if it has holes or is
+    /// shorter. Holes are looked for before the read: reading unwritten blocks brings them into memory, and then they
+    /// count as data.
     fn whole(&mut self, from: &File, size: u64) -> Result<bool, Stop> {
         let Some(bytes) = usize::try_from(size).ok().filter(|bytes| (1..CHUNK).contains(bytes)) else {
             return Ok(false);
@@ -362,8 +361,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Sends data; holes stay holes. Gives where the file ended as it was read: what its inode says of the size may be
-    /// more or less, as in `/proc` and `/sys`, and does not hold for a file that changes meanwhile.
+    /// Sends data; holes stay holes. Gives the actual end of the file: its inode may say more or less, as in `/proc`
+    /// and `/sys`, or for a file that changes meanwhile.
     fn content(&mut self, from: &File, size: u64) -> Result<u64, Stop> {
         if self.whole(from, size)? {
             return self.rest(from, size);
@@ -388,7 +387,7 @@ impl Reader {
                 Err(error) => return Err(error.into()),
             };
             if start >= size {
-                // A hole, and more has come behind it since.
+                // A hole, and the file has grown after it.
                 at = size;
                 break;
             }
@@ -424,7 +423,7 @@ impl Reader {
         Ok(at)
     }
 
-    /// Sends so many bytes of data, or as many as there are; gives how many these were.
+    /// Sends this many bytes of data, or as many as there are; gives how many.
     fn data(&mut self, from: &File, at: u64, want: usize) -> Result<usize, Stop> {
         let len = read_full(from, self.batch.data.room(want), at)?;
         if len > 0 {
@@ -434,7 +433,7 @@ impl Reader {
         Ok(len)
     }
 
-    /// Sends what comes behind the size that the file was said to have; gives where it ended.
+    /// Sends what lies past the size that the inode gave; gives the end.
     fn rest(&mut self, from: &File, mut at: u64) -> Result<u64, Stop> {
         loop {
             let len = self.data(from, at, CHUNK)?;
@@ -445,7 +444,7 @@ impl Reader {
         }
     }
 
-    fn attributes(&self, found: &Stat, place: &Place<'_>) -> Result<Attributes, Errno> {
+    fn attributes(&self, found: &Stat, place: &XattrSource<'_>) -> Result<Attributes, Errno> {
         Ok(Attributes {
             permissions: (found.st_mode & 0o7777) as u16,
             uid: found.st_uid,
@@ -497,7 +496,7 @@ fn read_full(from: &File, buf: &mut [u8], at: u64) -> std::io::Result<usize> {
     let mut len = 0;
     while len < buf.len() {
         let read = match from.read_at(&mut buf[len..], at + len as u64) {
-            // It has no places, and is read from its start to its end.
+            // It cannot be read by offset, only from start to end.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::SPIPE) => {
                 (&*from).read(&mut buf[len..])
             }
@@ -527,15 +526,15 @@ fn time(seconds: i64, nanoseconds: impl TryInto<u32>) -> Timestamp {
     Timestamp { seconds, nanoseconds: nanoseconds.try_into().unwrap_or_default() }
 }
 
-/// How attributes of a file are asked for.
-enum Place<'a> {
+/// How the attributes of a file are read.
+enum XattrSource<'a> {
     Open(BorrowedFd<'a>),
-    /// Of what cannot be opened.
+    /// A file that cannot be opened.
     Path(PathBuf),
 }
 
-impl<'a> Place<'a> {
-    /// A name in a directory, by a path that is not long however deep that is.
+impl<'a> XattrSource<'a> {
+    /// A name in a directory, by a path that is short even if the directory is deep.
     fn below(dir: BorrowedFd<'a>, name: &[u8]) -> Self {
         let name = Path::new(OsStr::from_bytes(name));
         Self::Path(match dir.as_raw_fd() == CWD.as_raw_fd() {
@@ -569,7 +568,7 @@ impl<'a> Place<'a> {
         for name in names {
             match sized(|buf| self.get(name, buf)) {
                 Ok(value) => xattrs.push((name.to_vec(), value)),
-                // Gone meanwhile, or only for others.
+                // Gone meanwhile, or not readable.
                 Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => {}
                 Err(error) => return Err(error),
             }
@@ -578,7 +577,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// What a call gives that fails where the buffer is too small. No list and no value has more than 64 KiB.
+/// The result of a call that fails if the buffer is too small. No list and no value has more than 64 KiB.
 fn sized(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
     let mut buf = vec![0; 256];
     loop {

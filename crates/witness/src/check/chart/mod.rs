@@ -64,7 +64,7 @@ impl Chart {
         Ok(chart)
     }
 
-    /// What there is.
+    /// The chart.
     pub fn names(&self) -> impl Iterator<Item = Name> {
         self.spots.keys().copied()
     }
@@ -181,7 +181,7 @@ impl Shape {
     }
 }
 
-/// A number of `width` bytes, zero behind the end.
+/// A number of `width` bytes, zero past the end.
 fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
     bytes.get(at..at + width).unwrap_or_default().iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }

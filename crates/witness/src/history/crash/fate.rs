@@ -1,4 +1,4 @@
-//! What becomes of the writes that a power cut leaves in doubt.
+//! The fate of writes that a power cut leaves in doubt.
 //!
 //! Invariant: all that is chosen follows from a number, so that an image can be named and made again.
 
@@ -40,7 +40,7 @@ impl Choice {
             Self::Dropped | Self::Applied => 0,
         };
         let mut rng = Rng::with_seed(seed);
-        // Few lost, or most: what is wrong may need either.
+        // Few are lost, or most: a fault may need either.
         let lost = [0.05, 0.2, 0.5, 0.8, 0.95][rng.usize(..5)];
         let torn = [0.02, 0.2, 0.6][rng.usize(..3)];
         move |write| {

@@ -32,7 +32,7 @@ pub struct Stage {
 pub struct Recovered {
     /// What its recovery wrote.
     pub recording: Recording,
-    /// How many sectors of files were judged that nobody had made durable.
+    /// How many sectors of files were judged that were never synced.
     pub sectors: u64,
 }
 
@@ -43,13 +43,13 @@ pub struct Beside<'a> {
     pub mnt: &'a Path,
 }
 
-/// What others see in an image.
+/// Other views of an image.
 struct Theirs {
     /// What the kernel makes of it.
     recovered: Vec<Record>,
     /// What uxfs reads without a write to it.
     replayed: Vec<Record>,
-    /// What its log promises.
+    /// The unfinished intents of its log.
     promised: Promised,
 }
 

@@ -54,7 +54,7 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
     let base = image.with_extension("base");
     copy_sparse(&image, &base)?;
     let recorded = record(&mut history, args)?;
-    // What the run left is of no use any more.
+    // The rest of the run is of no use any more.
     std::fs::remove_file(&image)?;
     let stage = Stage::new(&base, history.geometry.sector())?;
     let mut images = Images {
@@ -102,7 +102,7 @@ fn record(history: &mut History, args: &Args) -> Result<Recorded> {
         scope.spawn(|| {
             // If it fails, so does what the others do.
             while !over.load(Ordering::Relaxed) && target.sync().is_ok() {
-                // Who wakes up comes before those who are in the middle of a chain, also where there are few processors.
+                // A thread that wakes up runs before those in the middle of a chain, even with few processors.
                 std::thread::sleep(SYNCED_EVERY);
             }
         });

@@ -69,7 +69,7 @@ struct InTurn<'a> {
 }
 
 impl InTurn<'_> {
-    /// Has each of these requests fail, or every so-manieth.
+    /// Makes each of these requests fail, or every Nth.
     fn all(
         &mut self,
         what: &str,

@@ -36,10 +36,10 @@ pub struct Args {
     /// Operations of one run, all threads together.
     #[arg(long, default_value_t = 200)]
     ops: u64,
-    /// Of the requests of a run, every so-manieth fails.
+    /// Every Nth request of a run fails.
     #[arg(long, default_value_t = 1)]
     every: u64,
-    /// Of the volumes that are left, xfs_repair looks at every so-manieth.
+    /// xfs_repair checks every Nth volume that is left.
     #[arg(long, default_value_t = 20)]
     repair_every: u64,
     /// Seconds after which an attempt hangs.

@@ -21,7 +21,7 @@ use focus::Focus;
 pub const SLOTS: usize = 6;
 /// The directory that threads share.
 pub const SHARED: &[u8] = b"shared";
-/// The file that threads share: each has every so-manieth stripe.
+/// The shared file: the threads have its stripes in turn.
 pub const STRIPED: &[u8] = b"shared/striped";
 /// Bytes a stripe.
 pub const STRIPE: u64 = 64 << 10;

@@ -30,8 +30,8 @@ fn any_bytes(rng: &mut Rng) -> Vec<u8> {
 
 /// A name out of a set of many that all have one hash.
 ///
-/// The hash takes four bytes at a time, each shifted by seven bits more than the one behind it; so the lowest bit of
-/// a byte and the highest bit of the byte behind it fall on the same bit, and flipping both changes nothing.
+/// The hash takes four bytes at a time, each shifted by seven bits more than the one after it; so the lowest bit of
+/// a byte and the highest bit of the byte after it fall on the same bit, and flipping both changes nothing.
 pub fn colliding(rng: &mut Rng) -> Vec<u8> {
     let mut name = b"HashHashHashHashHashHash".to_vec();
     for group in name.chunks_exact_mut(4) {

@@ -30,7 +30,7 @@ impl Drop for Running {
 }
 
 /// What the parent knows of the threads of its child.
-struct Known {
+struct ChildProgress {
     actors: Vec<Actor>,
     threads: Vec<Durable>,
     ops: u64,
@@ -126,7 +126,7 @@ fn next(lines: &mut impl BufRead) -> Result<Option<Said>> {
     if line.ends_with('\n') { Ok(Some(serde_json::from_str(&line)?)) } else { Ok(None) }
 }
 
-fn ready(task: &Task, lines: &mut impl BufRead) -> Result<Known> {
+fn ready(task: &Task, lines: &mut impl BufRead) -> Result<ChildProgress> {
     let Some(Said::Ready(numbers)) = next(lines)? else { bail!("the child does not start") };
     let actors = drive::fresh_actors(task.seed, task.threads, &task.geometry)?;
     let mut threads = Vec::new();
@@ -134,10 +134,10 @@ fn ready(task: &Task, lines: &mut impl BufRead) -> Result<Known> {
         let durable = Durable::told(actor, thread, numbers, Clock::counting(), EngineTarget::STRICT)?;
         threads.push(durable.syncing(task.io == Io::Syncing));
     }
-    Ok(Known { actors, threads, ops: 0 })
+    Ok(ChildProgress { actors, threads, ops: 0 })
 }
 
-impl Known {
+impl ChildProgress {
     /// Hears of one more operation. `false`: there are no more.
     fn hear(&mut self, lines: &mut impl BufRead) -> Result<bool> {
         let Some(said) = next(lines)? else { return Ok(false) };

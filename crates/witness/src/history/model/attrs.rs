@@ -3,11 +3,11 @@
 use super::{Id, Key, Kind, Model, Time};
 use crate::history::acl::Acl;
 use crate::history::content::Blob;
-use crate::history::op::{AclKind, Moment, Name, Outcome, XattrHow};
+use crate::history::op::{AclKind, Moment, Name, OpOutcome, XattrHow};
 use crate::record::{Hints, Project};
 use rustix::io::Errno;
 
-type Applied = Result<Outcome, Errno>;
+type Applied = Result<OpOutcome, Errno>;
 
 /// Longest name of an attribute, with its prefix.
 const XATTR_NAME_BYTES_MAX: usize = 255;
@@ -48,7 +48,7 @@ impl Model {
         }
         self.node_mut(id).xattrs.insert(name.clone(), value);
         self.touch(Key::Inode(id));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn remove_xattr(&mut self, path: &Name, name: &Name) -> Applied {
@@ -59,7 +59,7 @@ impl Model {
         self.attribute_allowed(id, name, true)?;
         self.node_mut(id).xattrs.remove(name).ok_or(Errno::NODATA)?;
         self.touch(Key::Inode(id));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn get_xattr(&self, path: &Name, name: &Name) -> Applied {
@@ -69,7 +69,7 @@ impl Model {
         let id = self.lookup(path)?;
         self.attribute_allowed(id, name, false)?;
         let value = self.node(id).xattrs.get(name).ok_or(Errno::NODATA)?;
-        Ok(Outcome::Bytes(value.bytes()))
+        Ok(OpOutcome::Bytes(value.bytes()))
     }
 
     pub(super) fn list_xattrs(&self, path: &Name) -> Applied {
@@ -80,7 +80,7 @@ impl Model {
             names.push(Name(format!("system.posix_acl_{kind}").into_bytes()));
         }
         names.sort();
-        Ok(Outcome::Names(names.into_iter().map(|name| (name, 'x')).collect()))
+        Ok(OpOutcome::Names(names.into_iter().map(|name| (name, 'x')).collect()))
     }
 
     pub(super) fn set_acl(&mut self, path: &Name, kind: AclKind, acl: Option<&Acl>) -> Applied {
@@ -95,11 +95,11 @@ impl Model {
             (AclKind::Access, None) => node.acl = None,
             (AclKind::Default, Some(_)) if !is_dir => return Err(Errno::ACCESS),
             // It has none, and nothing is changed that an `fsync` would have to wait for.
-            (AclKind::Default, None) if !is_dir => return Ok(Outcome::Done),
+            (AclKind::Default, None) if !is_dir => return Ok(OpOutcome::Done),
             (AclKind::Default, acl) => node.default_acl = acl.cloned(),
         }
         self.touch(Key::Inode(id));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn chmod(&mut self, path: &Name, mode: u16) -> Applied {
@@ -110,7 +110,7 @@ impl Model {
             acl.set_mode(mode);
         }
         self.touch(Key::Inode(id));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     /// A new owner ends what a program's file gave to whoever runs it.
@@ -125,7 +125,7 @@ impl Model {
             }
         }
         self.touch(Key::Inode(id));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     /// Only a directory can hand its project down; asked of other files, that is passed over.
@@ -134,7 +134,7 @@ impl Model {
         let node = self.node_mut(file);
         node.project = Project { id, inherit: inherit && matches!(node.kind, Kind::Dir(_)) };
         self.touch(Key::Inode(file));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     /// A file that may have blocks keeps the extent size that it has.
@@ -145,7 +145,7 @@ impl Model {
         let extent_blocks = if is_dir { hints.extent_blocks } else { node.hints.extent_blocks };
         node.hints = Hints { extent_blocks, ..hints };
         self.touch(Key::Inode(file));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn set_times(&mut self, path: &Name, atime: Moment, mtime: Moment) -> Applied {
@@ -153,7 +153,7 @@ impl Model {
         let node = self.node_mut(id);
         (node.atime, node.mtime) = (Time::Set(atime), Time::Set(mtime));
         self.touch(Key::Inode(id));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::history::op::Op;
 
-    /// Who syncs the file behind it does not make durable what others did before.
+    /// Whoever syncs the file behind it does not make durable what others did before.
     #[test]
     fn to_take_a_default_acl_off_a_file_changes_nothing() {
         let mut model = Model::new(4096, 1);

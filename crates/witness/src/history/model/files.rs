@@ -2,11 +2,11 @@
 
 use super::{Id, Key, Kind, Model, Time};
 use crate::history::content::Content;
-use crate::history::op::{AllocateHow, Op, Outcome, Ref};
+use crate::history::op::{AllocateHow, Op, OpOutcome, Ref};
 use rustix::io::Errno;
 use std::ops::Range;
 
-type Applied = Result<Outcome, Errno>;
+type Applied = Result<OpOutcome, Errno>;
 
 /// A range of two files, or of one twice.
 struct Both {
@@ -48,14 +48,14 @@ impl Model {
         if len > 0 {
             self.edit(id, Time::Running, |content| content.write(offset, len.into(), seed));
         }
-        Ok(Outcome::Wrote(len))
+        Ok(OpOutcome::Wrote(len))
     }
 
     pub(super) fn read(&mut self, file: &Ref, offset: u64, len: u32) -> Applied {
         let id = self.file(file)?;
         self.node_mut(id).atime = Time::Unknown;
         let bytes = self.content(id).map(|content| content.read(offset, len.into()));
-        Ok(Outcome::Bytes(bytes.unwrap_or_default()))
+        Ok(OpOutcome::Bytes(bytes.unwrap_or_default()))
     }
 
     pub(super) fn truncate(&mut self, file: &Ref, size: u64) -> Applied {
@@ -64,7 +64,7 @@ impl Model {
         let mtime = if same { Time::Unknown } else { Time::Running };
         self.edit(id, mtime, |content| content.truncate(size));
         self.touch(Key::Inode(id));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn allocate(&mut self, file: &Ref, how: AllocateHow, offset: u64, len: u64) -> Applied {
@@ -106,7 +106,7 @@ impl Model {
             AllocateHow::CollapseRange => content.collapse(offset, len),
             AllocateHow::InsertRange => content.insert(offset, len),
         });
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     /// The two files that an operation on a range of both is about; the first is opened first.
@@ -144,12 +144,12 @@ impl Model {
     pub(super) fn clone_range(&mut self, from: &Ref, offset: u64, to: &Ref, at: u64, len: u64) -> Applied {
         let (from, to, size, _) = self.pair(from, to)?;
         if len == 0 && offset == size {
-            return Ok(Outcome::Done);
+            return Ok(OpOutcome::Done);
         }
         let len = if len == 0 { size.checked_sub(offset).ok_or(Errno::INVAL)? } else { len };
         let shared = self.shareable(&Both { from, offset, to, at, len }, false)?;
         self.put(from, offset, to, at, shared);
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn dedupe(&mut self, from: &Ref, offset: u64, to: &Ref, at: u64, len: u64) -> Applied {
@@ -163,7 +163,7 @@ impl Model {
             self.put(from, offset, to, at, shared);
             self.node_mut(to).mtime = mtime;
         }
-        Ok(Outcome::Same(same))
+        Ok(OpOutcome::Same(same))
     }
 
     pub(super) fn copy_range(&mut self, from: &Ref, offset: u64, to: &Ref, at: u64, len: u32) -> Applied {
@@ -176,7 +176,7 @@ impl Model {
         if len > 0 {
             self.put(from, offset, to, at, len);
         }
-        Ok(Outcome::Wrote(len as u32))
+        Ok(OpOutcome::Wrote(len as u32))
     }
 
     /// What a copy would have left in a file that failed, for want of space, and may be there in part.
@@ -283,7 +283,7 @@ impl Model {
                     content.forget_reserved(other_at, other_at + bytes);
                 }
             });
-            return Ok(Outcome::Done);
+            return Ok(OpOutcome::Done);
         }
         let Some(mut others) = self.content(two).cloned() else { return Err(Errno::INVAL) };
         // Kernels note no change where both files had the same blocks, or none.
@@ -301,7 +301,7 @@ impl Model {
             }
         });
         self.edit(two, Time::Unknown, |content| *content = others);
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     /// The size of a file that is there.

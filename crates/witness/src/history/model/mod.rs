@@ -18,7 +18,7 @@ pub use node::{Id, Kind, Node, Pool, Time};
 pub use verdict::{Checked, Rules};
 
 use super::content::Content;
-use super::op::{Name, Op, Outcome, Ref};
+use super::op::{Name, Op, OpOutcome, Ref};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 
@@ -235,7 +235,7 @@ impl Model {
     }
 
     /// Applies an operation: what it must give. An operation must be [predictable](Self::predictable).
-    pub fn apply(&mut self, op: &Op) -> Result<Outcome, Errno> {
+    pub fn apply(&mut self, op: &Op) -> Result<OpOutcome, Errno> {
         self.clock += 1;
         self.touched.clear();
         match op {
@@ -243,7 +243,7 @@ impl Model {
             Op::Open { path, slot } => self.open(path, *slot),
             Op::Close { slot } => {
                 self.close(*slot);
-                Ok(Outcome::Done)
+                Ok(OpOutcome::Done)
             }
             Op::Tmpfile { dir, mode, slot } => self.tmpfile(dir, *mode, *slot),
             Op::LinkSlot { slot, path } => self.link_slot(*slot, path),
@@ -266,7 +266,7 @@ impl Model {
             }
             Op::SeekData { file, .. } | Op::SeekHole { file, .. } => {
                 self.file(file)?;
-                Ok(Outcome::Place(None))
+                Ok(OpOutcome::Place(None))
             }
             Op::SetXattr { path, name, value, how } => self.set_xattr(path, name, *value, *how),
             Op::RemoveXattr { path, name } => self.remove_xattr(path, name),
@@ -283,13 +283,13 @@ impl Model {
             Op::Stat { path } => self.stat(path),
             Op::Fsync { file } => {
                 self.file(file)?;
-                Ok(Outcome::Done)
+                Ok(OpOutcome::Done)
             }
             Op::FsyncDir { path } => {
                 self.lookup(path)?;
-                Ok(Outcome::Done)
+                Ok(OpOutcome::Done)
             }
-            Op::Sync | Op::Idle { .. } => Ok(Outcome::Done),
+            Op::Sync | Op::Idle { .. } => Ok(OpOutcome::Done),
         }
     }
 

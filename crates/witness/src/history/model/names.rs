@@ -2,7 +2,7 @@
 
 use super::{Id, Key, Kind, Model, Node, Time};
 use crate::history::content::Content;
-use crate::history::op::{Name, NodeKind, Outcome, RenameHow};
+use crate::history::op::{Name, NodeKind, OpOutcome, RenameHow};
 use crate::record::Project;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Set-group-ID: on a directory, new objects take its group.
 const SET_GID: u16 = 0o2000;
 
-type Applied = Result<Outcome, Errno>;
+type Applied = Result<OpOutcome, Errno>;
 
 impl Model {
     /// The directory and the name of a new object; the name must be free.
@@ -110,7 +110,7 @@ impl Model {
         if let Some(slot) = slot {
             self.hold(slot, id);
         }
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     fn make(&mut self, path: &Name, kind: Kind, mode: u16) -> Result<Id, Errno> {
@@ -123,7 +123,7 @@ impl Model {
     pub(super) fn open(&mut self, path: &Name, slot: usize) -> Applied {
         let id = self.file(&crate::history::op::Ref::Path(path.clone()))?;
         self.hold(slot, id);
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn tmpfile(&mut self, dir: &Name, mode: u16, slot: usize) -> Applied {
@@ -135,7 +135,7 @@ impl Model {
         node.linkable = true;
         let id = self.add(node);
         self.hold(slot, id);
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn link_slot(&mut self, slot: usize, path: &Name) -> Applied {
@@ -147,12 +147,12 @@ impl Model {
         }
         self.may_enter(dir, id)?;
         self.enter(dir, name, id);
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn mkdir(&mut self, path: &Name, mode: u16) -> Applied {
         self.make(path, Kind::Dir(BTreeMap::new()), mode)?;
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn mknod(&mut self, path: &Name, kind: NodeKind, mode: u16) -> Applied {
@@ -161,12 +161,12 @@ impl Model {
             special => Kind::Special(special),
         };
         self.make(path, kind, mode)?;
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn symlink(&mut self, path: &Name, target: &Name) -> Applied {
         self.make(path, Kind::Symlink(target.clone()), 0o777)?;
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn link(&mut self, from: &Name, to: &Name) -> Applied {
@@ -177,7 +177,7 @@ impl Model {
         }
         self.may_enter(dir, id)?;
         self.enter(dir, name, id);
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn unlink(&mut self, path: &Name) -> Applied {
@@ -187,7 +187,7 @@ impl Model {
             return Err(Errno::ISDIR);
         }
         self.leave(dir, name, id);
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     pub(super) fn rmdir(&mut self, path: &Name) -> Applied {
@@ -198,7 +198,7 @@ impl Model {
             Kind::Dir(_) => return Err(Errno::NOTEMPTY),
             _ => return Err(Errno::NOTDIR),
         }
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     /// Whether `above` is `below` or one of the directories that it is in.
@@ -246,12 +246,12 @@ impl Model {
             return Err(if how == RenameHow::Exchange { Errno::INVAL } else { Errno::NOTEMPTY });
         }
         match other {
-            Some(other) if other == id => return Ok(Outcome::Done),
+            Some(other) if other == id => return Ok(OpOutcome::Done),
             Some(other) if how == RenameHow::Exchange => {
                 // The one that goes the other way is not asked.
                 self.may_enter(new_dir, id)?;
                 self.exchange((old_dir, old_name, id), (new_dir, new_name, other));
-                return Ok(Outcome::Done);
+                return Ok(OpOutcome::Done);
             }
             // The project is looked at when the types fit, and before the old directory must be empty.
             Some(other) => match self.may_replace(id, other) {
@@ -264,7 +264,7 @@ impl Model {
             self.leave(new_dir, new_name.clone(), other);
         }
         self.moved((old_dir, old_name, id), (new_dir, new_name));
-        Ok(Outcome::Done)
+        Ok(OpOutcome::Done)
     }
 
     /// Everything that is wrong with a rename.
@@ -349,7 +349,7 @@ impl Model {
         let Kind::Dir(entries) = &self.node(id).kind else { return Err(Errno::NOTDIR) };
         let names = entries.iter().map(|(name, &id)| (name.clone(), self.node(id).letter())).collect();
         self.node_mut(id).atime = Time::Unknown;
-        Ok(Outcome::Names(names))
+        Ok(OpOutcome::Names(names))
     }
 
     pub(super) fn read_link(&mut self, path: &Name) -> Applied {
@@ -357,10 +357,10 @@ impl Model {
         let Kind::Symlink(target) = &self.node(id).kind else { return Err(Errno::INVAL) };
         let target = target.0.clone();
         self.node_mut(id).atime = Time::Unknown;
-        Ok(Outcome::Bytes(target))
+        Ok(OpOutcome::Bytes(target))
     }
 
     pub(super) fn stat(&self, path: &Name) -> Applied {
-        Ok(Outcome::Stat(self.node(self.lookup(path)?).stat()))
+        Ok(OpOutcome::Stat(self.node(self.lookup(path)?).stat()))
     }
 }

@@ -96,7 +96,7 @@ impl Node {
         }
     }
 
-    /// What `stat` says of it.
+    /// Its metadata by `stat`.
     pub fn stat(&self) -> Stat {
         let size = match &self.kind {
             Kind::File(content) => content.size(),

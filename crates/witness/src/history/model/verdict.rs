@@ -4,7 +4,7 @@
 //! write was done before it ran out.
 
 use super::{Model, Time};
-use crate::history::op::{AllocateHow, Op, Outcome, Ref};
+use crate::history::op::{AllocateHow, Op, OpOutcome, Ref};
 use rustix::io::Errno;
 
 /// What a target may do on a volume.
@@ -29,17 +29,22 @@ pub enum Checked {
 
 impl Model {
     /// Applies an operation that a target has done, and compares. `Err` says how it should have gone.
-    pub fn check(&mut self, op: &Op, got: &Result<Outcome, Errno>, rules: Rules) -> Result<Checked, String> {
+    pub fn check(
+        &mut self,
+        op: &Op,
+        got: &Result<OpOutcome, Errno>,
+        rules: Rules,
+    ) -> Result<Checked, String> {
         if *got == Err(Errno::NOSPC) && rules.tight && op.may_lack_space() {
             return Ok(self.no_space(op, rules));
         }
         let short = match (op, got) {
-            (Op::Write { len, .. }, Ok(Outcome::Wrote(done)))
+            (Op::Write { len, .. }, Ok(OpOutcome::Wrote(done)))
                 if rules.tight && !rules.strict && (1..*len).contains(done) =>
             {
                 Some(*done)
             }
-            (Op::CopyRange { len, .. }, Ok(Outcome::Wrote(done)))
+            (Op::CopyRange { len, .. }, Ok(OpOutcome::Wrote(done)))
                 if rules.tight && !rules.strict && (1..*len).contains(done) =>
             {
                 Some(*done)
@@ -118,18 +123,18 @@ impl Model {
     fn agree(
         &self,
         op: &Op,
-        expected: &Result<Outcome, Errno>,
-        got: &Result<Outcome, Errno>,
+        expected: &Result<OpOutcome, Errno>,
+        got: &Result<OpOutcome, Errno>,
         strict: bool,
     ) -> bool {
         match (op, got) {
-            (Op::SeekData { file, offset }, Ok(Outcome::Place(place))) => {
+            (Op::SeekData { file, offset }, Ok(OpOutcome::Place(place))) => {
                 // The kernel gives the end of the file where its page cache holds more than that.
                 let end = self.size_of(file);
                 let place = place.filter(|place| strict || Some(*place) != end || *offset >= *place);
                 expected.is_ok() && self.place_is_right(file, *offset, true, place)
             }
-            (Op::SeekHole { file, offset }, Ok(Outcome::Place(place))) => {
+            (Op::SeekHole { file, offset }, Ok(OpOutcome::Place(place))) => {
                 expected.is_ok() && self.place_is_right(file, *offset, false, *place)
             }
             // Both are right for a directory that is not empty.
@@ -143,9 +148,9 @@ impl Model {
             (Op::Link { from, to }, Err(error)) if strict && expected.is_err() => {
                 self.link_mistakes(from, to).contains(error)
             }
-            (Op::Read { file, .. }, Ok(Outcome::Bytes(bytes))) if !self.is_own(file) => match expected {
+            (Op::Read { file, .. }, Ok(OpOutcome::Bytes(bytes))) if !self.is_own(file) => match expected {
                 // Other threads may have made it longer; what they wrote is elsewhere.
-                Ok(Outcome::Bytes(own)) => {
+                Ok(OpOutcome::Bytes(own)) => {
                     bytes.starts_with(own) && bytes[own.len()..].iter().all(|&byte| byte == 0)
                 }
                 _ => false,
@@ -156,9 +161,9 @@ impl Model {
 }
 
 /// Both, and where they differ.
-fn describe(expected: &Result<Outcome, Errno>, got: &Result<Outcome, Errno>) -> String {
+fn describe(expected: &Result<OpOutcome, Errno>, got: &Result<OpOutcome, Errno>) -> String {
     match (expected, got) {
-        (Ok(Outcome::Bytes(a)), Ok(Outcome::Bytes(b))) => {
+        (Ok(OpOutcome::Bytes(a)), Ok(OpOutcome::Bytes(b))) => {
             let at = a.iter().zip(b).take_while(|(x, y)| x == y).count();
             let part = |bytes: &[u8]| crate::record::hex(&bytes[at..bytes.len().min(at + 16)]);
             format!(
@@ -169,7 +174,7 @@ fn describe(expected: &Result<Outcome, Errno>, got: &Result<Outcome, Errno>) -> 
                 part(a)
             )
         }
-        (Ok(Outcome::Names(a)), Ok(Outcome::Names(b))) => {
+        (Ok(OpOutcome::Names(a)), Ok(OpOutcome::Names(b))) => {
             let at = a.iter().zip(b).take_while(|(x, y)| x == y).count();
             format!(
                 "{} names instead of {}; they differ from the {at}th on: {:?} instead of {:?}",

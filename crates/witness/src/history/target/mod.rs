@@ -14,7 +14,9 @@ pub use engine::EngineTarget;
 pub use mounted::MountedTarget;
 
 use super::acl::Acl;
-use super::op::{AclKind, AllocateHow, Moment, Name, NodeKind, Op, Outcome, Ref, RenameHow, Stat, XattrHow};
+use super::op::{
+    AclKind, AllocateHow, Moment, Name, NodeKind, Op, OpOutcome, Ref, RenameHow, Stat, XattrHow,
+};
 use crate::record::Hints;
 use rustix::io::Errno;
 
@@ -79,7 +81,7 @@ pub trait Target: Sync {
     fn copy_range(&self, from: &Self::File, offset: u64, to: &Self::File, at: u64, len: u64) -> Called<u64>;
     /// Has two files exchange what they have in a range each.
     fn exchange(&self, file: &Self::File, other: &Self::File, what: Exchanged) -> Called<()>;
-    /// Where the next data (or the next hole) begin; `None`: behind the end, or no more data.
+    /// Where the next data (or the next hole) begin; `None`: past the end, or no more data.
     fn seek(&self, file: &Self::File, offset: u64, data: bool) -> Called<Option<u64>>;
     /// Sets an extended attribute.
     fn set_xattr(&self, path: &[u8], name: &[u8], value: &[u8], how: XattrHow) -> Called<()>;
@@ -158,27 +160,27 @@ impl<T: Target> Slots<T> {
 }
 
 /// Does one operation.
-pub fn perform<T: Target>(target: &T, slots: &mut Slots<T>, op: &Op) -> Called<Outcome> {
-    let done = |()| Outcome::Done;
+pub fn perform<T: Target>(target: &T, slots: &mut Slots<T>, op: &Op) -> Called<OpOutcome> {
+    let done = |()| OpOutcome::Done;
     match op {
         Op::Create { path, mode, slot } => {
             let file = target.create(&path.0, *mode)?;
             if let Some(slot) = slot {
                 slots.0[*slot] = Some(file);
             }
-            Ok(Outcome::Done)
+            Ok(OpOutcome::Done)
         }
         Op::Open { path, slot } => {
             slots.0[*slot] = Some(target.open(&path.0)?);
-            Ok(Outcome::Done)
+            Ok(OpOutcome::Done)
         }
         Op::Close { slot } => {
             slots.0[*slot] = None;
-            Ok(Outcome::Done)
+            Ok(OpOutcome::Done)
         }
         Op::Tmpfile { dir, mode, slot } => {
             slots.0[*slot] = Some(target.tmpfile(&dir.0, *mode)?);
-            Ok(Outcome::Done)
+            Ok(OpOutcome::Done)
         }
         Op::LinkSlot { slot, path } => target.link_file(slots.file(*slot)?, &path.0).map(done),
         Op::Mkdir { path, mode } => target.mkdir(&path.0, *mode).map(done),
@@ -192,13 +194,13 @@ pub fn perform<T: Target>(target: &T, slots: &mut Slots<T>, op: &Op) -> Called<O
             target.set_xattr(&path.0, &name.0, &value.bytes(), *how).map(done)
         }
         Op::RemoveXattr { path, name } => target.remove_xattr(&path.0, &name.0).map(done),
-        Op::GetXattr { path, name } => target.get_xattr(&path.0, &name.0).map(Outcome::Bytes),
+        Op::GetXattr { path, name } => target.get_xattr(&path.0, &name.0).map(OpOutcome::Bytes),
         Op::ListXattr { path } => {
             let mut names = target.list_xattrs(&path.0)?;
             // What the volume keeps of a list has a name of its own, which only root sees.
             names.retain(|name| !name.starts_with(b"trusted.SGI_ACL_"));
             names.sort();
-            Ok(Outcome::Names(names.into_iter().map(|name| (Name(name), 'x')).collect()))
+            Ok(OpOutcome::Names(names.into_iter().map(|name| (Name(name), 'x')).collect()))
         }
         Op::SetAcl { path, kind, acl } => target.set_acl(&path.0, *kind, acl.as_ref()).map(done),
         Op::Chmod { path, mode } => target.chmod(&path.0, *mode).map(done),
@@ -210,10 +212,10 @@ pub fn perform<T: Target>(target: &T, slots: &mut Slots<T>, op: &Op) -> Called<O
             let mut names: Vec<_> =
                 target.read_dir(&path.0)?.into_iter().map(|(name, letter)| (Name(name), letter)).collect();
             names.sort();
-            Ok(Outcome::Names(names))
+            Ok(OpOutcome::Names(names))
         }
-        Op::ReadLink { path } => target.read_link(&path.0).map(Outcome::Bytes),
-        Op::Stat { path } => target.stat(&path.0).map(Outcome::Stat),
+        Op::ReadLink { path } => target.read_link(&path.0).map(OpOutcome::Bytes),
+        Op::Stat { path } => target.stat(&path.0).map(OpOutcome::Stat),
         Op::FsyncDir { path } => target.fsync_dir(&path.0).map(done),
         Op::Sync => target.sync().map(done),
         Op::Idle { intervals } => target.idle(*intervals).map(done),
@@ -222,52 +224,52 @@ pub fn perform<T: Target>(target: &T, slots: &mut Slots<T>, op: &Op) -> Called<O
 }
 
 /// Operations on what is in a regular file.
-fn on_file<T: Target>(target: &T, slots: &Slots<T>, op: &Op) -> Called<Outcome> {
+fn on_file<T: Target>(target: &T, slots: &Slots<T>, op: &Op) -> Called<OpOutcome> {
     match op {
         Op::Write { file, offset, len, seed } => slots.with(target, file, |file| {
             let bytes = super::content::Blob { seed: *seed, len: *len }.bytes();
-            Ok(Outcome::Wrote(target.write(file, &bytes, *offset)? as u32))
+            Ok(OpOutcome::Wrote(target.write(file, &bytes, *offset)? as u32))
         }),
         Op::Read { file, offset, len } => slots.with(target, file, |file| {
             let mut bytes = vec![0xee; *len as usize];
             let len = target.read(file, &mut bytes, *offset)?;
             bytes.truncate(len);
-            Ok(Outcome::Bytes(bytes))
+            Ok(OpOutcome::Bytes(bytes))
         }),
         Op::Allocate { file, how, offset, len } => {
             slots.with(target, file, |file| target.allocate(file, *how, *offset, *len))?;
-            Ok(Outcome::Done)
+            Ok(OpOutcome::Done)
         }
         Op::Truncate { file, size } => {
             slots.with(target, file, |file| target.truncate(file, *size))?;
-            Ok(Outcome::Done)
+            Ok(OpOutcome::Done)
         }
         Op::Clone { from, offset, to, at, len } => {
             slots.with_both(target, from, to, |from, to| target.clone_range(from, *offset, to, *at, *len))?;
-            Ok(Outcome::Done)
+            Ok(OpOutcome::Done)
         }
         Op::Dedupe { from, offset, to, at, len } => slots
             .with_both(target, from, to, |from, to| target.dedupe(from, *offset, to, *at, *len))
-            .map(Outcome::Same),
+            .map(OpOutcome::Same),
         Op::CopyRange { from, offset, to, at, len } => slots
             .with_both(target, from, to, |from, to| {
                 target.copy_range(from, *offset, to, *at, u64::from(*len))
             })
-            .map(|copied| Outcome::Wrote(copied as u32)),
+            .map(|copied| OpOutcome::Wrote(copied as u32)),
         Op::Exchange { file, at, other, other_at, len, only_written } => {
             let what = Exchanged { at: [*at, *other_at], len: *len, only_written: *only_written };
             slots.with_both(target, file, other, |file, other| target.exchange(file, other, what))?;
-            Ok(Outcome::Done)
+            Ok(OpOutcome::Done)
         }
         Op::SeekData { file, offset } => {
-            slots.with(target, file, |file| target.seek(file, *offset, true)).map(Outcome::Place)
+            slots.with(target, file, |file| target.seek(file, *offset, true)).map(OpOutcome::Place)
         }
         Op::SeekHole { file, offset } => {
-            slots.with(target, file, |file| target.seek(file, *offset, false)).map(Outcome::Place)
+            slots.with(target, file, |file| target.seek(file, *offset, false)).map(OpOutcome::Place)
         }
         Op::Fsync { file } => {
             slots.with(target, file, |file| target.fsync(file))?;
-            Ok(Outcome::Done)
+            Ok(OpOutcome::Done)
         }
         _ => unreachable!("the caller does all others"),
     }

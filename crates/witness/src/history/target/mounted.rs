@@ -244,7 +244,7 @@ impl Target for MountedTarget {
     }
 
     fn copy_range(&self, from: &OwnedFd, offset: u64, to: &OwnedFd, at: u64, len: u64) -> Called<u64> {
-        // One call copies what is there when it begins. Of the next one, what this wrote behind the end would be a part.
+        // One call copies what is there when it begins. Of the next one, what this wrote past the end would be a part.
         let there = rustix::fs::fstat(from)?.st_size.cast_unsigned().saturating_sub(offset);
         let mut done = 0;
         while done < len && (done == 0 || done < there) {

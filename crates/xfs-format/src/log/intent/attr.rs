@@ -1,4 +1,4 @@
-//! ATTRI and ATTRD: an attribute to be changed, and that was.
+//! ATTRI and ATTRD: intent and done item for a change of an attribute.
 //!
 //! The format structure says which of the regions behind it there are, in this order: name, new name, value, new value.
 //! A region is there if its length is not 0, and is padded with zeroes to a multiple of 4 bytes.
@@ -152,7 +152,7 @@ impl AttrIntent {
         Ok(intent)
     }
 
-    /// Whether what it says goes together.
+    /// Whether its fields are consistent.
     fn check(&self) -> Result<(), FormatError> {
         let (op, names) = (self.op, if self.op == AttrOp::ParentReplace { 2 } else { 1 });
         for len in [self.name_len, self.new_name_len].into_iter().take(names) {
@@ -181,7 +181,7 @@ impl AttrIntent {
 }
 
 impl<'a> AttrChange<'a> {
-    /// What the format structure and the regions behind it say together.
+    /// The change that the format structure and its further regions describe.
     pub fn parse(
         intent: &AttrIntent,
         mut regions: impl Iterator<Item = &'a [u8]>,

@@ -1,4 +1,4 @@
-//! BUI and BUD: a block map to be changed, and that was.
+//! BUI and BUD: intent and done item for a change of a block map.
 
 use super::update::{Update, operations, sealed, split_flags};
 use super::{MapExtent, check_extent, check_inode, check_range};

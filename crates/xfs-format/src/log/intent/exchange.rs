@@ -1,4 +1,4 @@
-//! XMI and XMD: mappings of two files to be exchanged, and that were.
+//! XMI and XMD: intent and done item for an exchange of mappings of two files.
 
 use super::{check_inode, check_range};
 use crate::error::FormatError;
@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 const NAME: &str = "XMI";
 
 bitflags::bitflags! {
-    /// `XFS_EXCHMAPS_*`: what to exchange, and what to do behind that.
+    /// `XFS_EXCHMAPS_*`: what to exchange, and what to do afterwards.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct ExchangeFlags: u64 {
         /// Attribute forks, not data forks.
@@ -55,7 +55,7 @@ pub struct Exchange {
     pub offsets: [FileBlock; 2],
     /// Blocks.
     pub blocks: u64,
-    /// Which fork, and what to do behind it.
+    /// Which fork, and what to do afterwards.
     pub flags: ExchangeFlags,
     /// Sizes that the files end with, if [`ExchangeFlags::SET_SIZES`] says so.
     pub sizes: [u64; 2],

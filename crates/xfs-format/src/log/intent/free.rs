@@ -1,4 +1,4 @@
-//! EFI and EFD: extents to be freed, and that were.
+//! EFI and EFD: intent and done item for the freeing of extents.
 
 use super::{IntentHeader, check_extent, counted};
 use crate::error::FormatError;
@@ -35,10 +35,10 @@ pub struct Extent {
 
 /// The extents of an EFI or EFD, in either layout.
 #[derive(Clone, Copy, Debug)]
-pub struct Extents<'a>(Layout<'a>);
+pub struct Extents<'a>(ExtentWidth<'a>);
 
 #[derive(Clone, Copy, Debug)]
-enum Layout<'a> {
+enum ExtentWidth<'a> {
     Wide(&'a [Extent64]),
     Narrow(&'a [Extent32]),
 }
@@ -47,8 +47,8 @@ impl<'a> Extents<'a> {
     /// One after the other.
     pub fn iter(self) -> impl Iterator<Item = Extent> + use<'a> {
         let (wide, narrow) = match self.0 {
-            Layout::Wide(wide) => (wide, Default::default()),
-            Layout::Narrow(narrow) => (Default::default(), narrow),
+            ExtentWidth::Wide(wide) => (wide, Default::default()),
+            ExtentWidth::Narrow(narrow) => (Default::default(), narrow),
         };
         let wide = wide.iter().map(|e| (e.start, e.len));
         let narrow = narrow.iter().map(|e| (e.start, e.len));
@@ -56,7 +56,7 @@ impl<'a> Extents<'a> {
     }
 }
 
-/// EFI or EFD: extents to be freed, or that were.
+/// EFI or EFD: extents to be freed, or extents that were freed.
 #[derive(Clone, Copy, Debug)]
 pub struct FreeIntent<'a> {
     /// Ties intent and done together: the EFI's id in both.
@@ -77,15 +77,15 @@ impl<'a> FreeIntent<'a> {
         let (header, rest) = fixed::<IntentHeader>(name, region)?;
         let narrow = u64::from(header.nextents.get()) * size_of::<Extent32>() as u64;
         let layout = if rest.len() as u64 == narrow {
-            Layout::Narrow(counted(name, header, rest)?.0)
+            ExtentWidth::Narrow(counted(name, header, rest)?.0)
         } else {
-            Layout::Wide(counted(name, header, rest)?.0)
+            ExtentWidth::Wide(counted(name, header, rest)?.0)
         };
         Ok(Self { id: header.id.get(), extents: Extents(layout) })
     }
 }
 
-/// Bytes of an EFI or EFD of so many extents.
+/// Bytes of an EFI or EFD of this many extents.
 pub const fn free_intent_bytes(extents: usize) -> usize {
     size_of::<IntentHeader>() + extents * size_of::<Extent64>()
 }

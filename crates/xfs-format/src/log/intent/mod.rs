@@ -4,9 +4,10 @@
 //! All in the host's byte order. Invariants:
 //! - an intent that parsed has all the updates it counts and nothing behind them, and no region can count more than its
 //!   bytes hold;
-//! - each update is of a known kind and has known flags alone: what it asks for is either understood, or refused. So
-//!   what was parsed is the same bytes when it is encoded again;
-//! - whether places lie in the volume is asked apart (`check`), as a log may be older than the volume is large.
+//! - each update is of a known kind and has only known flags: it is either understood or refused. So a parsed intent
+//!   encodes to the same bytes again;
+//! - whether places lie in the volume is checked separately (`check`), as the volume may have grown since the
+//!   log was written.
 
 mod attr;
 mod bmap;
@@ -101,7 +102,8 @@ pub struct MapExtent {
 /// Low byte of flags: what to do.
 const OPERATION: u32 = 0xff;
 
-/// The counted array behind an intent's header: all of it, or an error. What is behind it comes as well.
+/// The counted array after an intent's header: all of it, or an error. The bytes after it are given as
+/// well.
 fn counted<'a, T>(
     name: &'static str,
     header: &IntentHeader,
@@ -118,7 +120,7 @@ where
     <[T]>::ref_from_prefix_with_elems(rest, count as usize).map_err(|_| wrong())
 }
 
-/// Whether a run of blocks is none, or reaches out of its group, or into the headers of that.
+/// Whether a run of blocks is empty, reaches out of its group, or into the group's headers.
 fn check_extent(
     name: &'static str,
     geometry: &Geometry,
@@ -139,7 +141,7 @@ fn check_inode(name: &'static str, geometry: &Geometry, ino: InodeNumber) -> Res
     if known { Ok(()) } else { Err(FormatError::value(name, "inode", ino.0)) }
 }
 
-/// Whether a run of a file's blocks is none, or reaches behind the last that a file can have.
+/// Whether a run of a file's blocks is empty, or reaches past the last block that a file can have.
 fn check_range(name: &'static str, offset: FileBlock, len: u64) -> Result<(), FormatError> {
     const MAX: u64 = 1 << 54;
     let within = offset.0.checked_add(len).is_some_and(|end| len > 0 && end <= MAX);

@@ -1,4 +1,4 @@
-//! CUI and CUD: reference counts to be changed, and that were.
+//! CUI and CUD: intent and done item for changes of reference counts.
 
 use super::check_extent;
 use super::update::{Update, operations, sealed, split_flags};
@@ -13,9 +13,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 operations! {
     /// How a reference count changes.
     RefcountOp {
-        /// One more has the blocks.
+        /// The blocks get one more owner.
         Increase = 1,
-        /// One less has the blocks; who was the last frees them.
+        /// The blocks lose an owner. The last one frees them.
         Decrease = 2,
         /// Blocks are staged for copy-on-write.
         AllocCow = 3,

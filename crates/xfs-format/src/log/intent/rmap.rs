@@ -1,4 +1,4 @@
-//! RUI and RUD: reverse mappings to be changed, and that were.
+//! RUI and RUD: intent and done item for changes of reverse mappings.
 
 use super::update::{Update, operations, sealed, split_flags};
 use super::{MapExtent, check_extent, check_inode, check_range};
@@ -10,15 +10,15 @@ use crate::types::{FileBlock, FsBlock, InodeNumber};
 operations! {
     /// How a reverse mapping changes.
     RmapOp {
-        /// A file has blocks that nobody else has.
+        /// A file gets blocks that no one else has.
         Map = 1,
-        /// A file has blocks that others may have too.
+        /// A file gets blocks that others may have too.
         MapShared = 2,
-        /// A file has blocks no more that nobody else has.
+        /// A file loses blocks that no one else has.
         Unmap = 3,
-        /// A file has blocks no more that others may have too.
+        /// A file loses blocks that others may have too.
         UnmapShared = 4,
-        /// Blocks that nobody else has become written, or unwritten.
+        /// Blocks that no one else has become written, or unwritten.
         Convert = 5,
         /// Blocks that others may have too become written, or unwritten.
         ConvertShared = 6,
@@ -55,7 +55,7 @@ const BMBT_BLOCK: u32 = 1 << 30;
 const UNWRITTEN: u32 = 1 << 29;
 
 impl RmapUpdate {
-    /// Whether the blocks lie within a group, and the owner is one that there can be.
+    /// Whether the blocks lie within a group, and the owner is possible.
     pub fn check(&self, geometry: &Geometry) -> Result<(), FormatError> {
         check_extent(Self::NAME, geometry, self.start, self.len)?;
         check_range(Self::NAME, self.offset, self.len.into())?;

@@ -166,7 +166,7 @@ proptest! {
     }
 }
 
-/// One bit or number at a time that nobody knows.
+/// One unknown bit or number at a time.
 #[test]
 fn what_is_not_known_is_refused_by_name() {
     fn refused<T: Update<Raw = MapExtent> + Debug>(raw: &MapExtent, check: &str) {
@@ -338,7 +338,7 @@ fn places_outside_of_the_volume_are_refused() {
         let count = RefcountUpdate { op: RefcountOp::Increase, start, len };
         assert_eq!(count.check(&geometry).is_ok(), right, "{start:?} {len}");
     }
-    // Metadata own blocks without being a file.
+    // Metadata own blocks although they are not a file.
     for (op, owner, right) in [
         (RmapOp::Map, -9, false),
         (RmapOp::UnmapShared, -5, false),

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::mem::size_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// An update that an intent of its kind has any number of.
+/// An update, of which an intent of its kind has any number.
 pub trait Update: Sized + Copy + sealed::Sealed {
     /// The intent's kind.
     const INTENT: ItemType;
@@ -18,7 +18,7 @@ pub trait Update: Sized + Copy + sealed::Sealed {
     /// As it lies in the log.
     type Raw: Copy + FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + std::fmt::Debug;
 
-    /// What it says, if all of that is known.
+    /// The update, if all of it is known.
     fn from_raw(raw: &Self::Raw) -> Result<Self, FormatError>;
     /// As it lies in the log.
     fn to_raw(&self) -> Self::Raw;
@@ -29,7 +29,7 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// RUI, CUI or BUI: updates to be made. Each was found to be known.
+/// RUI, CUI or BUI: updates to be made, all of them known.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateIntent<'a, T: Update> {
     /// The intent's id.
@@ -59,7 +59,7 @@ impl<'a, T: Update> UpdateIntent<'a, T> {
         self.raw.iter().filter_map(|raw| T::from_raw(raw).ok())
     }
 
-    /// Bytes of an intent of so many updates.
+    /// Bytes of an intent of this many updates.
     pub const fn bytes(updates: usize) -> usize {
         size_of::<IntentHeader>() + updates * size_of::<T::Raw>()
     }

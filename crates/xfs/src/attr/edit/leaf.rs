@@ -1,100 +1,94 @@
-//! One leaf: finding an attribute in the leaves of its hash, and parting the items of a leaf that is too full.
+//! One leaf: finding an attribute in the leaves of its hash, and splitting the items of a leaf that is too full.
 
-use crate::attr::{Key, index, parse_leaf};
-use crate::da::draft::{Draft, identity};
-use crate::da::{LeafBlock, Path, Side, check_owner};
-use crate::error::{Error, Result};
+use crate::attr::{Key, index};
+use crate::da::check_owner;
+use crate::da::edit::{Block, DaPath, Leaves, Seen, seek};
+use crate::error::Result;
 use crate::fork::{Fork, ForkMut};
-use xfs_format::attr::{AttrLeaf, AttrValue, INDEX, LeafItem, init_leaf, leaf_room};
+use xfs_format::attr::{
+    AttrLeaf, AttrValue, INDEX, LeafItem, format_leaf, leaf_cost, leaf_items, leaf_room, write_leaf,
+};
+use xfs_format::edit::Image;
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
-/// Where an attribute is, or would be.
-pub(super) struct Place {
-    /// The way to its leaf.
-    pub(super) path: Path,
+/// The result of looking up an attribute, and the path to it.
+pub(super) struct Lookup {
+    /// The path to its leaf. If the attribute does not exist: to the first leaf that may have its hash.
+    pub(super) path: DaPath,
+    /// That leaf.
+    pub(super) leaf: Block,
+    pub(super) found: Option<Found>,
+}
+
+/// An existing attribute.
+pub(super) struct Found {
     /// Its slot in the table.
     pub(super) slot: usize,
-    /// If it is there: where its value lies outside the leaf (nothing: beside the name).
-    pub(super) found: Option<Option<(FileBlock, u32)>>,
+    /// Where its value is. `None` if it is stored beside the name.
+    pub(super) remote: Option<(FileBlock, u32)>,
 }
 
-/// Finds an attribute. Names of one hash may lie in several leaves.
-pub(super) fn locate(fork: &dyn Fork, key: &Key<'_>) -> Result<Place> {
+/// Looks up an attribute. Names of one hash may lie in several leaves.
+pub(super) fn look(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<Lookup> {
     let hash = key.hash();
-    let first = Path::to_hash(fork, &index(), hash)?;
-    let mut vacant = None;
-    let mut path = first.clone();
-    loop {
-        let here = LeafBlock { at: path.leaf(), buf: fork.read(path.leaf(), 1, &INDEX)? };
-        let leaf = parse_leaf(fork, &here)?;
-        let corrupt = |problem| Error::corrupt_block(here.buf.daddr(), Some(fork.inode()), problem);
-        let start = leaf.entries.partition_point(|entry| entry.hash.get() < hash);
-        for (slot, entry) in leaf.entries.iter().enumerate().skip(start) {
+    let (path, leaf, found) = seek(fork, &index(), hash, |fork, _, block| {
+        let leaf = parse(fork, block)?;
+        let rest = leaf.from_hash(hash);
+        let from = leaf.entries.len() - rest.len();
+        for (slot, entry) in (from..).zip(rest) {
             if entry.hash.get() != hash {
-                break;
+                return Ok(Seen::End);
             }
-            let attr = leaf.attr(entry).map_err(corrupt)?;
-            let inline = if let AttrValue::Inline(value) = attr.value { Some(value) } else { None };
+            let attr = leaf.attr(entry).map_err(|problem| block.place.bad(problem))?;
+            let (inline, remote) = match attr.value {
+                AttrValue::Inline(value) => (Some(value), None),
+                AttrValue::Remote { block, len } => (None, Some((block, len))),
+            };
             if key.is(attr.flags, attr.name, inline) {
-                let remote = match attr.value {
-                    AttrValue::Inline(_) => None,
-                    AttrValue::Remote { block, len } => Some((block, len)),
-                };
-                return Ok(Place { path, slot, found: Some(remote) });
+                return Ok(Seen::Found(Found { slot, remote }));
             }
         }
-        let vacant = vacant.get_or_insert(start);
         let more = leaf.entries.last().is_some_and(|last| last.hash.get() == hash);
-        let next = if more { path.neighbour(fork, &index(), Side::Behind)? } else { None };
-        let Some(next) = next else {
-            return Ok(Place { path: first, slot: *vacant, found: None });
-        };
-        // Each leaf points back to the one before it, and none may be the first: so no leaf comes twice.
-        let back = parse_leaf(fork, &LeafBlock { at: next.leaf(), buf: fork.read(next.leaf(), 1, &INDEX)? })?
-            .header
-            .back;
-        if u64::from(back) != here.at.0 || next.leaf() == first.leaf() {
-            let (found, expected) = (back.into(), here.at.0);
-            return Err(corrupt(FormatError::mismatch(INDEX.name, "backward sibling", found, expected)));
-        }
-        path = next;
-    }
+        Ok(if more { Seen::More } else { Seen::End })
+    })?;
+    Ok(Lookup { path, leaf, found })
 }
 
-/// A leaf, to be changed.
-pub(super) fn read(fork: &dyn Fork, at: FileBlock) -> Result<Draft> {
-    Draft::read(fork, at, 1, &INDEX)
+/// Reads the leaf at `at` in order to change it.
+pub(super) fn read(fork: &mut dyn ForkMut, at: FileBlock) -> Result<Block> {
+    Block::read(fork, at, index().blocks, &INDEX)
 }
 
-/// The leaf in a draft, which must be one of the fork's.
-pub(super) fn parse<'a>(fork: &dyn Fork, draft: &'a Draft) -> Result<AttrLeaf<'a>> {
-    let leaf = AttrLeaf::parse(&draft.bytes, true).map_err(|problem| draft.corrupt(fork, problem))?;
-    check_owner(fork, draft.daddr(), INDEX.name, leaf.header.owner)?;
+/// A view of a leaf as it is now. It must belong to the fork.
+pub(super) fn parse<'a>(fork: &dyn Fork, block: &'a Block) -> Result<AttrLeaf<'a>> {
+    let leaf = AttrLeaf::parse(block.bytes(), true).map_err(|problem| block.place.bad(problem))?;
+    check_owner(fork, block.place.daddr(), INDEX.name, leaf.header.owner)?;
     Ok(leaf)
 }
 
-/// Fills a block that was just mapped.
-pub(super) fn create(fork: &mut dyn ForkMut, at: FileBlock, items: &[LeafItem<'_>]) -> Result<()> {
-    let id = identity(fork, at)?;
-    let bytes = fork.create(at, 1, &INDEX)?;
-    init_leaf(bytes, &id, items).map_err(|problem| Error::corrupt_block(id.daddr, Some(id.owner), problem))
+/// Makes a leaf where nothing is mapped.
+pub(super) fn map(fork: &mut dyn ForkMut, at: FileBlock, items: &[LeafItem<'_>]) -> Result<Block> {
+    let block = Block::map(fork, at, index().blocks, &INDEX)?;
+    format(fork, block, items)
 }
 
-/// The greatest hash of some items in order; 0 if there is none.
+/// Makes a leaf in a zeroed block.
+pub(super) fn format(fork: &dyn Fork, mut block: Block, items: &[LeafItem<'_>]) -> Result<Block> {
+    let (place, stamp) = (block.place, block.stamp(fork));
+    format_leaf(&mut block.image, &stamp, items).map_err(|problem| place.bad(problem))?;
+    Ok(block)
+}
+
+/// The largest hash of some items in order; 0 if there are none.
 pub(super) fn last_hash(items: &[LeafItem<'_>]) -> u32 {
     items.last().map_or(0, |item| item.hash)
 }
 
-/// Bytes that items take.
-pub(super) fn cost(items: &[LeafItem<'_>]) -> usize {
-    items.iter().map(LeafItem::cost).sum()
-}
-
-/// Parts items that do not fit into one leaf of `size` bytes: into two as even as can be, or into three if a large
-/// one (at `large`) fits beside neither of its neighbours.
-pub(super) fn part<'a>(items: Vec<LeafItem<'a>>, large: usize, size: usize) -> Vec<Vec<LeafItem<'a>>> {
-    let (room, total) = (leaf_room(size), cost(&items));
+/// Where to split items that do not fit into one leaf of `size` bytes into two parts as even as possible. `None` if a
+/// large item fits beside neither of its neighbours.
+pub(super) fn halve(items: &[LeafItem<'_>], size: usize) -> Option<usize> {
+    let (room, total) = (leaf_room(size), items.iter().map(LeafItem::cost).sum::<usize>());
     let mut before = 0;
     let mut best: Option<(usize, usize)> = None;
     for (at, item) in items.iter().enumerate() {
@@ -104,14 +98,30 @@ pub(super) fn part<'a>(items: Vec<LeafItem<'a>>, large: usize, size: usize) -> V
         }
         before += item.cost();
     }
-    let mut left = items;
-    if let Some((_, at)) = best {
-        let right = left.split_off(at);
-        return vec![left, right];
+    best.map(|(_, at)| at)
+}
+
+/// What the tree needs to know of attribute leaves.
+pub(super) struct AttrLeaves;
+
+impl Leaves for AttrLeaves {
+    fn fill(&self, leaf: &[u8]) -> Result<(usize, usize), FormatError> {
+        Ok((leaf_cost(&AttrLeaf::parse(leaf, true)?)?, leaf_room(leaf.len())))
     }
-    let mut middle = left.split_off(large.min(left.len()));
-    let right = middle.split_off(1.min(middle.len()));
-    [left, middle, right].into_iter().filter(|part| !part.is_empty()).collect()
+
+    fn last_hash(&self, leaf: &[u8]) -> Result<Option<u32>, FormatError> {
+        Ok(AttrLeaf::parse(leaf, true)?.entries.last().map(|entry| entry.hash.get()))
+    }
+
+    fn join(&self, left: &mut Image, right: &[u8]) -> Result<(), FormatError> {
+        let before = left.clone();
+        let mut items = leaf_items(&AttrLeaf::parse(before.bytes(), true)?)?;
+        items.extend(leaf_items(&AttrLeaf::parse(right, true)?)?);
+        if !items.is_sorted_by_key(|item| item.hash) {
+            return Err(FormatError::new(INDEX.name, "hash order of neighbours"));
+        }
+        write_leaf(left, &items)
+    }
 }
 
 #[cfg(test)]
@@ -127,16 +137,13 @@ mod tests {
         lens.iter().enumerate().map(item).collect()
     }
 
-    fn sizes(lens: &[usize], large: usize) -> Vec<usize> {
-        part(items(lens), large, 1024).iter().map(Vec::len).collect()
-    }
-
     #[test]
-    fn parts_are_even_and_three_where_two_do_not_do() {
-        assert_eq!(sizes(&[200; 6], 3), [3, 3]);
-        assert_eq!(sizes(&[700, 100, 100, 100], 0), [1, 3]);
-        assert_eq!(sizes(&[400, 700, 400], 1), [1, 1, 1]);
-        assert_eq!(sizes(&[200, 200, 700, 200, 200], 2), [2, 1, 2]);
-        assert_eq!(sizes(&[700, 700], 0), [1, 1]);
+    fn halves_are_even_and_fit() {
+        let at = |lens: &[usize]| halve(&items(lens), 1024);
+        assert_eq!(at(&[200; 6]), Some(3));
+        assert_eq!(at(&[700, 100, 100, 100]), Some(1));
+        assert_eq!(at(&[700, 700]), Some(1));
+        assert_eq!(at(&[400, 700, 400]), None);
+        assert_eq!(at(&[200, 200, 700, 200, 200]), None);
     }
 }

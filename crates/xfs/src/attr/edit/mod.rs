@@ -1,55 +1,56 @@
 //! Setting and removing attributes, in every form, growing and shrinking.
 //!
-//! Each call is one step of one transaction: a replacement takes the old value out and puts the new one in where
-//! nobody can look between, so that no attribute is ever marked as incomplete. An error leaves the transaction fit
-//! for nothing but to be dropped; [`EditError::Exists`], [`EditError::Missing`] and the two about lengths are found
-//! before anything was changed.
+//! Each call is one step of one transaction. A replacement removes the old value and adds the new one while nobody can
+//! look, so no attribute is ever marked as incomplete. After an error the transaction can only be dropped.
+//! [`EditError::Exists`], [`EditError::Missing`] and the two about lengths come before anything was changed.
 //!
-//! The form follows from the content: in the inode as long as all fits there, then one leaf, then a tree of them;
-//! and back, when what is removed lets it. A fork whose last attribute goes is removed, but on volumes with parent pointers,
-//! where the next one is to come.
+//! The form depends on the content: in the inode as long as everything fits there, then one leaf, then a tree; and back
+//! when a removal makes it possible. A fork whose last attribute is removed is removed as well, except on volumes with
+//! parent pointers, where the next one will come.
 
 mod convert;
+mod intent;
 mod leaf;
-mod promised;
 mod remote;
 mod short;
 mod tree;
 
-pub(crate) use promised::{new, put_new, take_old};
+pub(crate) use intent::{new, put_new, take_old};
 
 use super::{Key, Namespace, ParentRecord};
+use crate::da::edit::Block;
 use crate::error::Error;
 use crate::fork::ForkMut;
 use xfs_format::attr::{NAME_MAX, VALUE_MAX, is_local, is_valid_name, remote_payload_len};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::FileBlock;
 
-/// What is expected of an attribute that is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Put {
-    /// It does not exist yet.
-    Create,
-    /// It exists.
-    Replace,
-    /// Either.
+/// Whether an attribute may or must exist.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SetXattr {
+    /// It may.
+    #[default]
     Either,
+    /// It must not.
+    Create,
+    /// It must.
+    Replace,
 }
 
 /// Why an attribute was not set or removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EditError {
-    /// It exists, and should not.
+    /// It exists and must not.
     #[error("the attribute exists")]
     Exists,
     /// There is no such attribute.
     #[error("no such attribute")]
     Missing,
-    /// The name has no bytes, more than 255, or a NUL.
+    /// The name is empty, longer than 255 bytes, or has a NUL.
     #[error("not a name of an attribute: 1 to {NAME_MAX} bytes without NUL")]
     Name,
-    /// The value is longer than an attribute's may be.
+    /// The value is too long for an attribute.
     #[error("a value of {0} bytes: an attribute has {VALUE_MAX} at most")]
     ValueTooLong(usize),
     /// The engine failed.
@@ -57,20 +58,20 @@ pub enum EditError {
     Engine(#[from] Error),
 }
 
-/// How many blocks setting an attribute may map, at most.
+/// Maximum number of blocks that setting an attribute maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
-    /// Blocks of the index, each mapped on its own, and logged.
+pub struct AttrReservation {
+    /// Index blocks. Each is mapped separately, and logged.
     pub index_blocks: u32,
-    /// Blocks of a value that lies outside the index, mapped together, and not logged.
+    /// Blocks of a remote value. They are mapped together, and not logged.
     pub value_blocks: u32,
 }
 
-/// What setting an attribute needs, whatever the fork holds. (Removing maps nothing.)
+/// What setting an attribute needs, whatever the fork has. (Removing maps nothing.)
 ///
-/// The index grows by two leaves where a large attribute parts a full one in three, by a node a level, and by the
-/// block that a root moves to.
-pub fn set_needs(geometry: &Geometry, name_len: usize, value_len: usize) -> Needs {
+/// The index grows by two leaves if a large attribute splits a full one into three, by one node per level, and by the
+/// block that a root's content moves to.
+pub fn set_needs(geometry: &Geometry, name_len: usize, value_len: usize) -> AttrReservation {
     let index_blocks = 2 + u32::from(xfs_format::da::NODE_MAX_LEVEL) + 1;
     let value_blocks = if is_local(geometry.block_size as usize, name_len, value_len) {
         0
@@ -78,10 +79,10 @@ pub fn set_needs(geometry: &Geometry, name_len: usize, value_len: usize) -> Need
         let room = remote_payload_len(geometry.block_size, geometry.v5).max(1);
         u32::try_from(value_len).unwrap_or(u32::MAX).div_ceil(room)
     };
-    Needs { index_blocks, value_blocks }
+    AttrReservation { index_blocks, value_blocks }
 }
 
-/// An attribute to be set.
+/// An attribute to set.
 #[derive(Clone, Copy)]
 struct NewAttr<'a> {
     namespace: Namespace,
@@ -90,7 +91,7 @@ struct NewAttr<'a> {
 }
 
 impl<'a> NewAttr<'a> {
-    /// What it is found by.
+    /// Its key.
     fn key(&self) -> Key<'a> {
         let Self { namespace, name, value } = *self;
         Key { namespace, name, value, half_set: false }
@@ -103,7 +104,7 @@ pub fn set(
     namespace: Namespace,
     name: &[u8],
     value: &[u8],
-    how: Put,
+    how: SetXattr,
 ) -> Result<(), EditError> {
     check_volume(fork)?;
     check_namespace(namespace)?;
@@ -116,14 +117,14 @@ pub fn set(
     put(fork, &NewAttr { namespace, name, value }, how)
 }
 
-/// Adds a parent pointer. It must not be there.
+/// Adds a parent pointer. It must not exist yet.
 pub fn add_parent(fork: &mut dyn ForkMut, name: &[u8], parent: ParentRecord) -> Result<(), EditError> {
     check_volume(fork)?;
     if !is_valid_name(name) {
         return Err(EditError::Name);
     }
     let value = &parent.to_bytes();
-    put(fork, &NewAttr { namespace: Namespace::Parent, name, value }, Put::Create)
+    put(fork, &NewAttr { namespace: Namespace::Parent, name, value }, SetXattr::Create)
 }
 
 /// Removes a parent pointer.
@@ -132,25 +133,30 @@ pub fn remove_parent(fork: &mut dyn ForkMut, name: &[u8], parent: ParentRecord) 
     take(fork, &Key { namespace: Namespace::Parent, name, value: &parent.to_bytes(), half_set: false })
 }
 
-fn put(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
+fn put(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: SetXattr) -> Result<(), EditError> {
     match form(fork)? {
-        Form::Tree => tree::set(fork, attr, how),
-        Form::Short => short::set(fork, attr, how),
+        AttrForm::Tree => tree::set(fork, attr, how),
+        AttrForm::Short => short::set(fork, attr, how),
     }
 }
 
 fn take(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditError> {
     match form(fork)? {
-        Form::Tree => tree::remove(fork, key),
-        Form::Short => short::remove(fork, key),
+        AttrForm::Tree => tree::remove(fork, key),
+        AttrForm::Short => short::remove(fork, key),
     }
 }
 
-/// Puts an empty leaf in the root's place. Nobody looks for what was below it any more, and so its blocks can be freed
-/// in any number of steps: only for an inode that is about to go.
+/// Replaces the root by an empty leaf. Nobody looks up what was below it any more, so its blocks can be freed in any
+/// number of steps. Only for an inode that is about to be freed.
 pub fn clear_root(fork: &mut dyn ForkMut) -> crate::error::Result<()> {
-    let root = FileBlock(super::index().root);
-    if fork.next_mapped(root)? == Some(root) { leaf::create(fork, root, &[]) } else { Ok(()) }
+    let index = super::index();
+    let root = FileBlock(index.root);
+    if fork.next_mapped(root)? != Some(root) {
+        return Ok(());
+    }
+    let root = Block::anew(fork, root, index.blocks, index.verifier)?;
+    leaf::format(fork, root, &[])?.write(fork)
 }
 
 /// Removes an attribute.
@@ -160,16 +166,16 @@ pub fn remove(fork: &mut dyn ForkMut, namespace: Namespace, name: &[u8]) -> Resu
     take(fork, &Key { namespace, name, value: &[], half_set: false })
 }
 
-enum Form {
-    /// In the inode, or nothing at all.
+enum AttrForm {
+    /// In the inode, or empty.
     Short,
-    /// A leaf, or a tree of them.
+    /// One leaf, or a tree of them.
     Tree,
 }
 
-fn form(fork: &dyn ForkMut) -> Result<Form, Error> {
+fn form(fork: &dyn ForkMut) -> Result<AttrForm, Error> {
     let empty = fork.local().is_some() || fork.next_mapped(FileBlock(0))?.is_none();
-    Ok(if empty { Form::Short } else { Form::Tree })
+    Ok(if empty { AttrForm::Short } else { AttrForm::Tree })
 }
 
 fn check_volume(fork: &dyn ForkMut) -> Result<(), Error> {
@@ -183,11 +189,11 @@ fn check_namespace(namespace: Namespace) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fails where `how` does not go with whether the attribute exists.
-fn check_how(how: Put, exists: bool) -> Result<(), EditError> {
+/// Fails if `how` contradicts whether the attribute exists.
+fn check_how(how: SetXattr, exists: bool) -> Result<(), EditError> {
     match (how, exists) {
-        (Put::Create, true) => Err(EditError::Exists),
-        (Put::Replace, false) => Err(EditError::Missing),
+        (SetXattr::Create, true) => Err(EditError::Exists),
+        (SetXattr::Replace, false) => Err(EditError::Missing),
         _ => Ok(()),
     }
 }

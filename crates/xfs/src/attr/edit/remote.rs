@@ -1,14 +1,13 @@
-//! Values in blocks of their own. They pass the journal by: each block carries its checksum, and is reached only
-//! through the leaf that is committed after it was written.
+//! Values in blocks of their own. They bypass the journal: each block has its checksum, and can be reached only through
+//! the leaf, which is committed after the value was written.
 
-use crate::da::draft::identity;
 use crate::error::{Error, Result};
-use crate::fork::{Fork, ForkMut};
+use crate::fork::{Fork, ForkMut, stamp};
 use xfs_format::attr::{REMOTE, remote_payload_len, write_remote_block};
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
-/// Writes a value, which has bytes; gives the first of its blocks.
+/// Writes a value, which must not be empty. Returns its first block.
 pub(super) fn write(fork: &mut dyn ForkMut, value: &[u8]) -> Result<FileBlock> {
     let size = fork.geometry().block_size as usize;
     let room = remote_payload_len(fork.geometry().block_size, true).max(1) as usize;
@@ -17,8 +16,8 @@ pub(super) fn write(fork: &mut dyn ForkMut, value: &[u8]) -> Result<FileBlock> {
     fork.map(at, count as u32)?; // a value has 64 KiB at most
     let mut bytes = vec![0; count * size];
     for (nth, (block, piece)) in bytes.chunks_exact_mut(size).zip(value.chunks(room)).enumerate() {
-        let id = identity(fork, FileBlock(at.0 + nth as u64))?;
-        if !write_remote_block(block, &id, (nth * room) as u32, piece) {
+        let stamp = stamp(fork, fork.daddr(FileBlock(at.0 + nth as u64))?);
+        if !write_remote_block(block, &stamp, (nth * room) as u32, piece) {
             return Err(Error::corrupt_inode(fork.inode(), FormatError::new(REMOTE.name, "byte count")));
         }
     }
@@ -39,7 +38,7 @@ pub(super) fn free(fork: &mut dyn ForkMut, at: FileBlock, len: u32) -> Result<()
     fork.unmap(at, len.div_ceil(room))
 }
 
-/// The first run of `count` blocks behind the root that are not mapped.
+/// The first run of `count` unmapped blocks after the root.
 fn free_run(fork: &dyn Fork, count: u64) -> Result<FileBlock> {
     let mut at = fork.next_unmapped(FileBlock(1))?;
     while let Some(next) = fork.next_mapped(at)?

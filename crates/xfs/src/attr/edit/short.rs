@@ -1,14 +1,14 @@
-//! Attributes inside the inode: all of them are written anew with each change, as there are few.
+//! Attributes inside the inode. There are few, so each change rewrites all of them.
 
-use super::{EditError, NewAttr, Put, check_how, convert};
+use super::{EditError, NewAttr, SetXattr, check_how, convert};
 use crate::attr::Key;
 use crate::error::{Error, Result};
 use crate::fork::ForkMut;
 use xfs_format::attr::{SHORT_ATTRS, ShortAttr, ShortAttrs, encode_short};
 use xfs_format::error::FormatError;
 
-/// Sets an attribute of a fork that is in the inode or empty; makes a tree of it if it does not fit there.
-pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
+/// Sets an attribute of a fork that is in the inode or empty. Converts it to a tree if it does not fit.
+pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: SetXattr) -> Result<(), EditError> {
     let local = fork.local().map(<[u8]>::to_vec);
     let mut attrs = parse(fork, local.as_deref())?;
     let existed = take_out(fork, &mut attrs, &attr.key())?;
@@ -21,7 +21,7 @@ pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Resul
         Some(bytes) => Ok(fork.set_local(&bytes)?),
         None => {
             convert::to_tree(fork, attrs.get(..kept).unwrap_or_default())?;
-            super::tree::set(fork, attr, Put::Create)
+            super::tree::set(fork, attr, SetXattr::Create)
         }
     }
 }
@@ -33,7 +33,7 @@ pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditEr
     if !take_out(fork, &mut attrs, key)? {
         return Err(EditError::Missing);
     }
-    // Fewer than there were always fit.
+    // Fewer attributes than before always fit.
     let bytes = encode_short(attrs.iter().copied()).unwrap_or_default();
     fork.set_local(&bytes)?;
     if attrs.is_empty() {
@@ -42,7 +42,7 @@ pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditEr
     Ok(())
 }
 
-/// The attributes of a fork in the inode: none can be half set there, or have its value elsewhere.
+/// The attributes of a fork in the inode. There they cannot be incomplete or have remote values.
 fn parse<'a>(fork: &dyn ForkMut, local: Option<&'a [u8]>) -> Result<Vec<ShortAttr<'a>>> {
     let Some(local) = local else { return Ok(Vec::new()) };
     let corrupt = |problem| Error::corrupt_inode(fork.inode(), problem);
@@ -51,7 +51,7 @@ fn parse<'a>(fork: &dyn ForkMut, local: Option<&'a [u8]>) -> Result<Vec<ShortAtt
     attrs.map(|attr| attr.and_then(checked).map_err(corrupt)).collect()
 }
 
-/// Takes an attribute out, if it is there. That it is there once more is damage.
+/// Removes an attribute, if it exists. A second one with the same key is corruption.
 fn take_out(fork: &dyn ForkMut, attrs: &mut Vec<ShortAttr<'_>>, key: &Key<'_>) -> Result<bool> {
     let before = attrs.len();
     attrs.retain(|attr| !key.is(attr.flags, attr.name, Some(attr.value)));

@@ -1,31 +1,24 @@
-//! Attributes in leaves, be it one or a tree of them.
+//! Attributes in leaves, one or a tree of them.
 
-use super::leaf::{self, cost, last_hash, locate, part};
-use super::{EditError, NewAttr, Put, check_how, convert, remote};
+use super::leaf::{self, AttrLeaves, Lookup, halve, last_hash, look};
+use super::{EditError, NewAttr, SetXattr, check_how, convert, remote};
 use crate::attr::{Key, index};
-use crate::da::edit::{add_leaf, map_block, remove_leaf, set_last_hash};
-use crate::da::{Path, Side};
-use crate::error::{Error, Result};
+use crate::da::edit::{Block, DaPath, enter_split, find_path, fix_path, free_place, shrink};
+use crate::error::Result;
 use crate::fork::ForkMut;
 use xfs_format::attr::{
-    AttrValue, INDEX, LeafItem, insert_item, is_local, leaf_items, leaf_room, remove_item, write_leaf,
+    AttrLeaf, AttrValue, INDEX, LeafItem, insert_item, is_local, leaf_items, remove_item, write_leaf,
 };
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
 /// Sets an attribute.
-pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
-    let place = locate(fork, &attr.key())?;
-    check_how(how, place.found.is_some())?;
-    let replaced = place.found.is_some();
-    if let Some(old) = place.found {
-        // The leaf keeps its last hash: a name of the same hash comes back at once.
-        let mut draft = leaf::read(fork, place.path.leaf())?;
-        remove_item(&mut draft.bytes, place.slot).map_err(|problem| draft.corrupt(fork, problem))?;
-        draft.store(fork)?;
-        if let Some((block, len)) = old {
-            remote::free(fork, block, len)?;
-        }
+pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: SetXattr) -> Result<(), EditError> {
+    let Lookup { path, mut leaf, found } = look(fork, &attr.key())?;
+    check_how(how, found.is_some())?;
+    let replaced = found.is_some();
+    if let Some(old) = found {
+        take_out(fork, &mut leaf, old)?;
     }
     let block_size = fork.geometry().block_size as usize;
     let value = if is_local(block_size, attr.name.len(), attr.value.len()) {
@@ -36,84 +29,97 @@ pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Resul
     };
     let item =
         LeafItem::new(attr.key().hash(), attr.namespace.flags(), attr.name, value).ok_or(EditError::Name)?;
-    let path = insert_at(fork, place.path, place.slot, item)?;
+    let place = leaf.place;
+    if !insert_item(&mut leaf.image, &item).map_err(|problem| place.bad(problem))? {
+        return Ok(split(fork, &path, leaf, item)?);
+    }
     if replaced {
-        shrink(fork, path)?;
+        write_smaller(fork, &path, leaf)?;
+    } else {
+        write_larger(fork, &path, leaf, item.hash)?;
     }
     Ok(())
 }
 
-/// Puts an item where its hash belongs.
+/// Inserts an item where its hash belongs.
 pub(super) fn insert(fork: &mut dyn ForkMut, item: LeafItem<'_>) -> Result<()> {
-    let path = Path::to_hash(fork, &index(), item.hash)?;
-    let draft = leaf::read(fork, path.leaf())?;
-    let slot = leaf::parse(fork, &draft)?.entries.partition_point(|entry| entry.hash.get() < item.hash);
-    insert_at(fork, path, slot, item)?;
-    Ok(())
+    let (path, mut leaf) = find_path(fork, &index(), item.hash)?;
+    let place = leaf.place;
+    if insert_item(&mut leaf.image, &item).map_err(|problem| place.bad(problem))? {
+        write_larger(fork, &path, leaf, item.hash)
+    } else {
+        split(fork, &path, leaf, item)
+    }
 }
 
-/// Puts an item into a slot of the leaf at the end of `path`, which is parted if it is too full. Gives the way to the
-/// (left) leaf as it is now.
-fn insert_at(fork: &mut dyn ForkMut, mut path: Path, slot: usize, item: LeafItem<'_>) -> Result<Path> {
-    let mut draft = leaf::read(fork, path.leaf())?;
-    let fits = insert_item(&mut draft.bytes, slot, &item).map_err(|problem| draft.corrupt(fork, problem))?;
-    if fits {
-        let last = leaf::parse(fork, &draft)?.entries.last().map_or(0, |entry| entry.hash.get());
-        draft.store(fork)?;
-        set_last_hash(fork, &index(), &path, last)?;
-        return Ok(path);
+/// Writes a leaf that got an item with this hash.
+fn write_larger(fork: &mut dyn ForkMut, path: &DaPath, leaf: Block, hash: u32) -> Result<()> {
+    let last = leaf::parse(fork, &leaf)?.entries.last().map(|entry| entry.hash.get());
+    leaf.write(fork)?;
+    // Any other last hash was already the last before.
+    if last == Some(hash) { fix_path(fork, &index(), path, hash) } else { Ok(()) }
+}
+
+/// Writes a leaf that may have shrunk, or joins it with a neighbour; then moves what is left into the inode, if it
+/// fits.
+fn write_smaller(fork: &mut dyn ForkMut, path: &DaPath, leaf: Block) -> Result<()> {
+    if path.is_lone() {
+        return convert::write_leaf_or_short(fork, leaf);
     }
-    let full = draft.bytes.clone();
-    let leaf =
-        xfs_format::attr::AttrLeaf::parse(&full, true).map_err(|problem| draft.corrupt(fork, problem))?;
-    let mut items = leaf_items(&leaf).map_err(|problem| draft.corrupt(fork, problem))?;
-    items.insert(slot.min(items.len()), item);
-    let mut parts = part(items, slot, full.len());
-    if parts.len() < 2 {
-        return Err(draft.corrupt(fork, FormatError::value(INDEX.name, "entry count", parts.len() as u64)));
+    shrink(fork, &index(), path, leaf, &AttrLeaves)?;
+    convert::tree_to_short(fork)
+}
+
+/// Splits a leaf that has no room for an item. A large item may fit into neither half. Then the leaf is split where the
+/// item belongs, and the item is inserted afterwards.
+fn split(fork: &mut dyn ForkMut, path: &DaPath, mut leaf: Block, item: LeafItem<'_>) -> Result<()> {
+    let place = leaf.place;
+    let bad = |problem| place.bad(problem);
+    let before = leaf.image.clone();
+    let view = AttrLeaf::parse(before.bytes(), true).map_err(bad)?;
+    let mut lower = leaf_items(&view).map_err(bad)?;
+    let (slot, hash) = (lower.partition_point(|known| known.hash < item.hash), item.hash);
+    lower.insert(slot, item);
+    let (upper, left_out) = match halve(&lower, before.bytes().len()) {
+        Some(at) => (lower.split_off(at), None),
+        None => {
+            let mut rest = lower.split_off(slot);
+            let item = rest.remove(0);
+            (rest, Some(item))
+        }
+    };
+    if lower.is_empty() || upper.is_empty() {
+        return Err(bad(FormatError::value(INDEX.name, "entry count", view.entries.len() as u64)));
     }
-    let left = parts.remove(0);
-    write_leaf(&mut draft.bytes, &left).map_err(|problem| draft.corrupt(fork, problem))?;
-    draft.store(fork)?;
-    // Each goes directly behind the left one: the last first.
-    for right in parts.iter().rev() {
-        let new = map_block(fork, &index())?;
-        leaf::create(fork, new, right)?;
-        add_leaf(fork, &index(), &mut path, last_hash(&left), new, last_hash(right))?;
-    }
-    Ok(path)
+    let (lower_hash, upper_hash) = (last_hash(&lower), last_hash(&upper));
+    write_leaf(&mut leaf.image, &lower).map_err(bad)?;
+    let at = free_place(fork, &index(), hash)?;
+    let right = leaf::map(fork, at, &upper)?;
+    enter_split(fork, &index(), path, (leaf, lower_hash), (right, upper_hash))?;
+    left_out.map_or(Ok(()), |item| insert(fork, item))
 }
 
 /// Removes an attribute.
 pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditError> {
-    let place = locate(fork, key)?;
-    let old = place.found.ok_or(EditError::Missing)?;
-    let mut draft = leaf::read(fork, place.path.leaf())?;
-    remove_item(&mut draft.bytes, place.slot).map_err(|problem| draft.corrupt(fork, problem))?;
-    let last = leaf::parse(fork, &draft)?.entries.last().map(|entry| entry.hash.get());
-    if let Some((block, len)) = old {
-        remote::free(fork, block, len)?;
+    let Lookup { path, mut leaf, found } = look(fork, key)?;
+    take_out(fork, &mut leaf, found.ok_or(EditError::Missing)?)?;
+    if path.is_lone() && leaf::parse(fork, &leaf)?.entries.is_empty() {
+        unmap_values(fork)?;
+        leaf.unmap(fork)?;
+        fork.remove_fork()?;
+        return Ok(());
     }
-    match last {
-        Some(last) => {
-            draft.store(fork)?;
-            set_last_hash(fork, &index(), &place.path, last)?;
-            shrink(fork, place.path)?;
-        }
-        None if place.path.leaf_is_root() => {
-            unmap_values(fork)?;
-            fork.unmap(FileBlock(index().root), 1)?;
-            fork.remove_fork()?;
-        }
-        None => {
-            remove_leaf(fork, &index(), &place.path)?;
-            convert::to_short(fork)?;
-        }
-    }
-    Ok(())
+    Ok(write_smaller(fork, &path, leaf)?)
 }
 
-/// Gives back the blocks of values that no leaf names: a kernel that is cut while it sets an attribute may leave some.
+/// Removes an attribute from its leaf, which is not written yet, and frees the blocks of its value.
+fn take_out(fork: &mut dyn ForkMut, leaf: &mut Block, old: leaf::Found) -> Result<()> {
+    let place = leaf.place;
+    remove_item(&mut leaf.image, old.slot).map_err(|problem| place.bad(problem))?;
+    old.remote.map_or(Ok(()), |(block, len)| remote::free(fork, block, len))
+}
+
+/// Frees the blocks of values that no leaf refers to. A kernel that crashes while it sets an attribute may leave some.
 fn unmap_values(fork: &mut dyn ForkMut) -> Result<()> {
     let mut at = FileBlock(index().root + 1);
     while let Some(start) = fork.next_mapped(at)? {
@@ -123,53 +129,4 @@ fn unmap_values(fork: &mut dyn ForkMut) -> Result<()> {
         at = end;
     }
     Ok(())
-}
-
-/// Merges the leaf at the end of `path` with one beside it, if it is half empty and both together leave a quarter of a
-/// block free; then takes what is left into the inode, if it fits.
-fn shrink(fork: &mut dyn ForkMut, path: Path) -> Result<()> {
-    if !path.leaf_is_root() {
-        merge(fork, path)?;
-    }
-    convert::to_short(fork)
-}
-
-fn merge(fork: &mut dyn ForkMut, path: Path) -> Result<()> {
-    let this = leaf::read(fork, path.leaf())?;
-    let items = items_of(fork, &this)?;
-    let size = this.bytes.len();
-    if cost(&items) + (size - leaf_room(size)) > size / 2 {
-        return Ok(());
-    }
-    for side in [Side::Behind, Side::Before] {
-        let Some(other_path) = path.neighbour(fork, &index(), side)? else { continue };
-        let other = leaf::read(fork, other_path.leaf())?;
-        let others = items_of(fork, &other)?;
-        if cost(&items) + cost(&others) > leaf_room(size) - size / 4 {
-            continue;
-        }
-        if other_path.leaf() == path.leaf() {
-            return Err(this.corrupt(fork, FormatError::value(INDEX.name, "child pointer", path.leaf().0)));
-        }
-        let (left_path, right_path, both) = match side {
-            Side::Behind => (&path, &other_path, [items, others].concat()),
-            Side::Before => (&other_path, &path, [others, items].concat()),
-        };
-        if both.windows(2).any(|pair| matches!(pair, [a, b] if a.hash > b.hash)) {
-            return Err(this.corrupt(fork, FormatError::new(INDEX.name, "hash order")));
-        }
-        let mut draft = leaf::read(fork, left_path.leaf())?;
-        write_leaf(&mut draft.bytes, &both).map_err(|problem| draft.corrupt(fork, problem))?;
-        draft.store(fork)?;
-        set_last_hash(fork, &index(), left_path, last_hash(&both))?;
-        return remove_leaf(fork, &index(), right_path);
-    }
-    Ok(())
-}
-
-fn items_of(fork: &dyn ForkMut, draft: &crate::da::draft::Draft) -> Result<Vec<LeafItem<'static>>> {
-    let leaf = leaf::parse(fork, draft)?;
-    let items =
-        leaf_items(&leaf).map_err(|problem: FormatError| -> Error { draft.corrupt(fork, problem) })?;
-    Ok(items.into_iter().map(LeafItem::into_owned).collect())
 }

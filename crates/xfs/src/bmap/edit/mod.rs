@@ -1,18 +1,18 @@
 //! Changing a fork's map within a transaction.
 //!
 //! A [`MapEditor`] takes a fork's map out of a [`ForkStore`], changes it, and puts it back with
-//! [`finish`](MapEditor::finish). Blocks come and go through the store; file blocks themselves are neither allocated
-//! nor freed here: whoever maps an extent has allocated it, whoever unmaps one gets it back to free it.
+//! [`finish`](MapEditor::finish). The blocks of the map's tree come and go through the store. File blocks are neither
+//! allocated nor freed here: whoever maps an extent has allocated it, and whoever unmaps one gets it back to free it.
 //!
 //! Invariants:
-//! - the store learns of each block that is mapped, mapped no more or in another state, what it was and is;
-//! - the list in memory, the inode's bytes and the tree's blocks say the same;
-//! - a fork is a list within the inode exactly as long as its extents fit there, and a tree otherwise;
-//! - extents that touch in file and on the volume and are in the same state become one where they are changed, up to
-//!   the longest extent that there can be;
+//! - the store is told of each block that is mapped, unmapped or changes its state;
+//! - the list in memory, the inode's bytes and the tree's blocks have the same content;
+//! - a fork is a list within the inode if and only if its extents fit there; otherwise it is a tree;
+//! - extents that are contiguous in the file and on the volume and have the same state are merged where they are
+//!   changed, up to the maximum length of an extent;
 //! - no fork gets more extents than its inode can count.
 //!
-//! An error leaves the transaction fit for nothing but to be dropped, except [`Error::TooManyExtents`] and
+//! After an error the transaction can only be dropped, except for [`Error::TooManyExtents`] and
 //! [`Error::FileTooLarge`], which come before the change.
 
 mod apply;
@@ -22,10 +22,8 @@ mod tests;
 mod trans;
 mod tree;
 
-pub use trans::TransFork;
-
 use crate::btree::edit::Block;
-pub use crate::defer::Remapped;
+pub use crate::defer::RmapUpdateKind;
 use crate::error::{Error, Result};
 use crate::ifork::ExtentList;
 use crate::inode::ForkKind;
@@ -36,21 +34,21 @@ use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 
-/// The longest extent, in blocks.
+/// Maximum length of an extent in blocks.
 pub const EXTENT_MOST: u32 = (1 << BLOCKCOUNT_BITS) - 1;
 
-/// What a fork holds, if it has a map.
+/// The content of a fork that has a map.
 #[derive(Clone, Debug)]
 pub struct ForkContent {
     /// [`ForkFormat::Extents`] or [`ForkFormat::Btree`].
     pub format: ForkFormat,
-    /// Its bytes within the inode: packed extents, or the tree's root in all the room that the fork has.
+    /// Its bytes within the inode: packed extents, or the tree's root with all the space of the fork.
     pub bytes: Vec<u8>,
     /// The map.
     pub extents: ExtentList,
 }
 
-/// One fork of an inode within one transaction that has the inode locked.
+/// One fork of an inode in one transaction that has the inode locked.
 pub trait ForkStore {
     /// The volume's shape.
     fn geometry(&self) -> &Geometry;
@@ -58,34 +56,34 @@ pub trait ForkStore {
     fn ino(&self) -> InodeNumber;
     /// Which fork.
     fn kind(&self) -> ForkKind;
-    /// Whether the inode's counts of extents are the large ones.
+    /// Whether the inode has large extent counts (nrext64).
     fn large_counts(&self) -> bool;
-    /// Bytes that the fork may have in the inode.
+    /// Bytes that the fork may take in the inode.
     fn room(&self) -> usize;
-    /// What the fork holds now, as the transaction sees it.
+    /// The fork's content as the transaction sees it.
     fn content(&self) -> Result<ForkContent>;
-    /// Makes this the fork's content. The inode has so many blocks more than before (negative: fewer).
+    /// Sets the fork's content. The inode's block count changes by `blocks`.
     fn set_content(&mut self, content: ForkContent, blocks: i64) -> Result<()>;
     /// A block of the map's tree as the transaction sees it.
     fn read(&self, block: FsBlock) -> Result<Block<'_>>;
     /// The bytes of a block of the tree, for changing those in `ranges`.
     fn modify(&mut self, block: FsBlock, ranges: &[Range<usize>]) -> Result<&mut [u8]>;
-    /// The bytes of a block that was just allocated: zeroes.
+    /// The zeroed bytes of a block that was just allocated.
     fn create(&mut self, block: FsBlock) -> Result<&mut [u8]>;
-    /// A block for the tree, near another one.
+    /// Allocates a block for the tree, near another one.
     fn allocate(&mut self, near: FsBlock) -> Result<FsBlock>;
-    /// Gives a block of the tree back.
+    /// Frees a block of the tree.
     fn free(&mut self, block: FsBlock) -> Result<()>;
-    /// Learns what became of blocks of the file.
-    fn remapped(&mut self, change: Remapped) -> Result<()>;
+    /// Is told of every change of a file block's mapping.
+    fn remapped(&mut self, change: RmapUpdateKind) -> Result<()>;
 }
 
-/// What came of taking a range out of a map.
+/// The result of unmapping a range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unmapped {
-    /// What is mapped no more: last first.
+    /// The unmapped extents, last first.
     pub freed: Vec<Extent>,
-    /// The part of the range that is still to be done.
+    /// The part of the range that is left to do.
     pub rest: Option<Range<FileBlock>>,
 }
 
@@ -94,7 +92,7 @@ pub struct Unmapped {
 pub struct MapEditor<F: ForkStore> {
     store: F,
     format: ForkFormat,
-    /// The tree's root within the inode; empty without a tree.
+    /// The tree's root within the inode. Empty if there is no tree.
     root: Vec<u8>,
     list: ExtentList,
     room: usize,
@@ -102,7 +100,7 @@ pub struct MapEditor<F: ForkStore> {
 }
 
 impl<F: ForkStore> MapEditor<F> {
-    /// Takes up the map of a fork that has one.
+    /// Takes the map out of a fork that has one.
     pub fn new(store: F) -> Result<Self> {
         let ForkContent { format, bytes, extents } = store.content()?;
         let root = match format {
@@ -124,7 +122,7 @@ impl<F: ForkStore> MapEditor<F> {
         &self.list
     }
 
-    /// The store, for other work of the same transaction; not for changes of this fork.
+    /// The store, for other work of the same transaction, but not for changes of this fork.
     pub fn store_mut(&mut self) -> &mut F {
         &mut self.store
     }
@@ -145,7 +143,7 @@ impl<F: ForkStore> MapEditor<F> {
         extent_limit(self.store.kind(), self.store.large_counts())
     }
 
-    /// Maps an extent where nothing is mapped.
+    /// Maps an extent where nothing is mapped yet.
     pub fn map(&mut self, extent: Extent) -> Result<()> {
         extent.check(self.store.geometry()).map_err(|problem| self.damage(problem))?;
         let before = self.list.before(extent.startoff);
@@ -162,7 +160,7 @@ impl<F: ForkStore> MapEditor<F> {
         Ok(())
     }
 
-    /// Takes what is mapped in `range` out of the map, from its end on, up to `most` extents.
+    /// Unmaps what is mapped in `range`, from its end backwards, up to `most` extents.
     pub fn unmap(&mut self, range: Range<FileBlock>, most: usize) -> Result<Unmapped> {
         let mut done = Unmapped::default();
         let mut end = range.end;
@@ -182,7 +180,7 @@ impl<F: ForkStore> MapEditor<F> {
         Ok(done)
     }
 
-    /// Makes what is mapped in `range` unwritten or written, up to `most` extents. Gives what is still to be done.
+    /// Makes what is mapped in `range` unwritten or written, up to `most` extents. Returns what is left to do.
     pub fn convert(
         &mut self,
         range: Range<FileBlock>,
@@ -214,7 +212,7 @@ impl<F: ForkStore> MapEditor<F> {
         Ok(None)
     }
 
-    /// Cuts the extent that holds the blocks on both sides of `at`, so that one begins there.
+    /// Splits the extent that has the blocks on both sides of `at`, so that one begins there.
     pub fn split_at(&mut self, at: FileBlock) -> Result<()> {
         let Some(extent) = self.list.before(at).filter(|extent| extent.end() > at) else { return Ok(()) };
         let left = part(&extent, extent.startoff..at);
@@ -222,8 +220,8 @@ impl<F: ForkStore> MapEditor<F> {
         self.apply(&[extent], &[left, right])
     }
 
-    /// Moves the extents that begin in `range` by some blocks of the file, up to `most` of them: to the front from
-    /// the first one on, to the back from the last one on. There must be room. Gives what is still to be done.
+    /// Moves up to `most` of the extents that begin in `range` by some file blocks: to the front beginning with the
+    /// first, to the back beginning with the last. There must be room. Returns what is left to do.
     pub fn shift(
         &mut self,
         range: Range<FileBlock>,
@@ -313,7 +311,7 @@ pub fn extent_limit(kind: ForkKind, large_counts: bool) -> u64 {
     }
 }
 
-/// A limit that a test can reach: no test makes two thousand million extents.
+/// A limit that a test can reach: no test makes two billion extents.
 #[cfg(all(test, not(shuttle)))]
 pub(crate) mod few {
     thread_local! {
@@ -322,8 +320,8 @@ pub(crate) mod few {
     }
 }
 
-/// An extent, grown by its neighbours where they can be one with it; and those that were. If all three would be too
-/// long, it goes to the one before.
+/// Merges an extent with its neighbours where possible. Returns the merged neighbours and the result. If all three
+/// together would be too long, it is merged with the previous one.
 fn absorb(before: Option<Extent>, extent: Extent, behind: Option<Extent>) -> (Vec<Extent>, Extent) {
     let mut old = Vec::with_capacity(3);
     let mut merged = extent;
@@ -338,7 +336,7 @@ fn absorb(before: Option<Extent>, extent: Extent, behind: Option<Extent>) -> (Ve
     (old, merged)
 }
 
-/// Whether two extents can be one.
+/// Whether two extents can be merged.
 fn can_merge(left: &Extent, right: &Extent) -> bool {
     left.end() == right.startoff
         && left.startblock.0 + u64::from(left.blockcount) == right.startblock.0
@@ -346,7 +344,7 @@ fn can_merge(left: &Extent, right: &Extent) -> bool {
         && left.blockcount + right.blockcount <= EXTENT_MOST
 }
 
-/// The part of an extent that lies in a range which it touches.
+/// The part of an extent that lies in a range. The two must intersect.
 fn part(extent: &Extent, range: Range<FileBlock>) -> Extent {
     let start = extent.startoff.max(range.start);
     let end = extent.end().min(range.end).max(start);

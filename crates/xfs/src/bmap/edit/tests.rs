@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use xfs_format::bmbt::BmbtKey;
 use xfs_format::btree::Bmbt;
 
-/// A fork whose tree lies in memory.
+/// A fork whose tree is in memory.
 struct MemoryMap {
     blocks: MemoryStore<Bmbt>,
     content: ForkContent,
@@ -15,7 +15,7 @@ struct MemoryMap {
     room: usize,
     large: bool,
     kind: ForkKind,
-    /// Of each block of the file, where it lies and its state, as the fork was told.
+    /// Place and state of each file block, as the store was told.
     told: BTreeMap<u64, (u64, bool)>,
 }
 
@@ -23,7 +23,7 @@ impl MemoryMap {
     fn new(block_log: u8, room: usize) -> Self {
         let mut blocks = MemoryStore::with_inline_root(block_log, 24, &BmbtKey { startoff: 0.into() });
         let RootRef::Inline(_) = blocks.root() else { unreachable!("made so") };
-        // The leaf that it came with is of no use.
+        // The leaf that it comes with is not needed.
         blocks.free(8).unwrap();
         let content =
             ForkContent { format: ForkFormat::Extents, bytes: Vec::new(), extents: ExtentList::default() };
@@ -70,14 +70,17 @@ impl ForkStore for MemoryMap {
     fn free(&mut self, block: FsBlock) -> Result<()> {
         self.blocks.free(block.0)
     }
-    fn remapped(&mut self, change: Remapped) -> Result<()> {
-        let (Remapped::Gone(extent) | Remapped::Come(extent) | Remapped::Converted(extent)) = change;
+    fn remapped(&mut self, change: RmapUpdateKind) -> Result<()> {
+        let (RmapUpdateKind::Unmap(extent) | RmapUpdateKind::Map(extent) | RmapUpdateKind::Convert(extent)) =
+            change;
         for nth in 0..u64::from(extent.blockcount) {
             let (block, at) = (extent.startblock.0 + nth, extent.startoff.0 + nth);
             match change {
-                Remapped::Gone(_) => assert_eq!(self.told.remove(&at), Some((block, extent.unwritten))),
-                Remapped::Come(_) => assert_eq!(self.told.insert(at, (block, extent.unwritten)), None),
-                Remapped::Converted(_) => {
+                RmapUpdateKind::Unmap(_) => {
+                    assert_eq!(self.told.remove(&at), Some((block, extent.unwritten)))
+                }
+                RmapUpdateKind::Map(_) => assert_eq!(self.told.insert(at, (block, extent.unwritten)), None),
+                RmapUpdateKind::Convert(_) => {
                     let was = self.told.insert(at, (block, !extent.unwritten));
                     assert_eq!(was, Some((block, extent.unwritten)));
                 }
@@ -87,14 +90,14 @@ impl ForkStore for MemoryMap {
     }
 }
 
-/// Where each block of the file lies, and whether it is unwritten.
+/// The block and unwritten state of each file block.
 type Table = Vec<Option<(u64, bool)>>;
 
 fn extent(startoff: u64, startblock: u64, blockcount: u32, unwritten: bool) -> Extent {
     Extent { startoff: FileBlock(startoff), startblock: FsBlock(startblock), blockcount, unwritten }
 }
 
-/// The three places where a map lies agree with the table, and the fork has the form that it must have.
+/// The three copies of a map agree with the table, and the fork has the right format.
 fn compare(fork: &mut MemoryMap, table: &Table) {
     fork.blocks.settle();
     let content = fork.content.clone();
@@ -149,7 +152,7 @@ fn run(seed: u64, block_log: u8, room: usize, span: u64, steps: u32) -> (bool, u
             kind if kind < grow => {
                 if let Some(at) = (start..end).find(|at| table[*at as usize].is_none()) {
                     let len = (at..end).take_while(|at| table[*at as usize].is_none()).count() as u32;
-                    // Mostly such that it could go on from what is before or behind.
+                    // Mostly contiguous with what is before or behind.
                     let block = match rng.u32(0..4) {
                         0 => rng.u64(2000..100_000),
                         _ => 100_000 + at,
@@ -188,7 +191,7 @@ fn run(seed: u64, block_log: u8, room: usize, span: u64, steps: u32) -> (bool, u
                     rest = done.rest;
                 }
                 assert!(freed <= end - start && (start..end).all(|at| table[at as usize].is_none()));
-                // What was taken out is closed, or opened at another place.
+                // Close the gap that was cut, or open one elsewhere.
                 let by = end - start;
                 let tail_free = table[(span - by) as usize..].iter().all(Option::is_none);
                 if rng.bool() {
@@ -246,11 +249,11 @@ fn extents_grow_to_the_longest_and_no_further() {
     let left = extent(0, 100, most - 1, false);
     let (old, merged) = absorb(Some(left), extent(left.end().0, next.0 - 1, 1, false), None);
     assert_eq!((old, merged.blockcount), (vec![left], most));
-    // The two on the left are as long as can be: the one behind stays.
+    // The two on the left have the maximum length, so the next one stays separate.
     let behind = extent(u64::from(most), next.0, 1, false);
     let (old, merged) = absorb(Some(left), extent(left.end().0, next.0 - 1, 1, false), Some(behind));
     assert_eq!((old, merged.blockcount), (vec![left], most));
-    // Too long with the one before, but not with the one behind.
+    // Too long together with the previous one, but not with the next.
     let full = extent(0, 100, most, false);
     let (old, merged) = absorb(Some(full), behind, Some(extent(u64::from(most) + 1, next.0 + 1, 5, false)));
     assert_eq!((old.len(), merged.blockcount, merged.startoff.0), (1, 6, u64::from(most)));
@@ -271,7 +274,7 @@ fn counts_have_limits_by_name() {
     }
     let one_more = editor.map(extent(1 << 20, 1000, 1, false));
     assert!(matches!(one_more, Err(Error::TooManyExtents { limit: 0x7fff, .. })));
-    // What needs no further extent still goes.
+    // What needs no further extent is still possible.
     editor.map(extent(2 * 0x7fff - 1, 1000 + 2 * 0x7fff - 1, 1, false)).unwrap();
     editor.map(extent(1, 1001, 1, false)).unwrap();
     assert_eq!(editor.extents().len(), 0x7ffe);
@@ -291,10 +294,10 @@ fn what_is_mapped_is_not_mapped_again() {
     assert_eq!(editor.extents().len(), 1);
 }
 
-/// `cargo test --release -p uxfs-xfs --lib a_million_extents -- --ignored --nocapture` shows times: each change is a
-/// map editor of its own, as it is in a transaction.
+/// `cargo test --release -p uxfs-xfs --lib a_million_extents -- --ignored --nocapture` shows times. As in a
+/// transaction, each change has its own map editor.
 #[test]
-#[ignore = "shows times"]
+#[ignore = "takes long"]
 fn a_million_extents() {
     for count in [10_000_u64, 100_000, 1_000_000] {
         let mut fork = MemoryMap::new(12, 336);

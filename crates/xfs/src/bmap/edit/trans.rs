@@ -1,48 +1,29 @@
-//! A fork of an inode that a transaction has joined.
+//! The map store of a transaction.
 
-use super::{ForkContent, ForkStore, Remapped};
+use super::{ForkContent, ForkStore, RmapUpdateKind};
 use crate::agf;
 use crate::alloc::{Purpose, Request, Target};
+use crate::bmap::TransFork;
 use crate::btree::edit::Block;
 use crate::defer;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, ForkState};
 use crate::rmap::RmapOwner;
-use crate::trans::Trans;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs_format::btree::{Bmbt, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::InodeFlags2;
-use xfs_format::log::InodeFields;
 use xfs_format::types::{DiskAddr, FsBlock, InodeNumber};
 
-/// One fork of one inode of a transaction.
-#[derive(Debug)]
-pub struct TransFork<'t, 'v> {
-    trans: &'t mut Trans<'v>,
-    ino: InodeNumber,
-    kind: ForkKind,
-}
-
-impl<'t, 'v> TransFork<'t, 'v> {
-    /// The fork of an inode that was joined.
-    pub fn new(trans: &'t mut Trans<'v>, ino: InodeNumber, kind: ForkKind) -> Self {
-        Self { trans, ino, kind }
-    }
-
-    /// The transaction.
-    pub fn trans(&mut self) -> &mut Trans<'v> {
-        self.trans
-    }
-
-    /// Whose the blocks of the map's tree are.
+impl TransFork<'_, '_> {
+    /// The owner of the blocks of the map's tree.
     fn tree_owner(&self) -> RmapOwner {
         RmapOwner::bmbt(self.ino, self.kind == ForkKind::Attr)
     }
 
-    fn daddr(&self, block: FsBlock) -> Result<DiskAddr> {
+    fn tree_daddr(&self, block: FsBlock) -> Result<DiskAddr> {
         self.trans.geometry().extent_daddr(block, 1).ok_or_else(|| {
             Error::corrupt_inode(self.ino, FormatError::value(Bmbt::NAME, "child pointer", block.0))
         })
@@ -71,18 +52,14 @@ impl ForkStore for TransFork<'_, '_> {
     }
     fn content(&self) -> Result<ForkContent> {
         let inode = self.trans.inode_snapshot(self.ino);
-        let extents = self.trans.volume().extents(&inode, self.kind)?;
+        let extents = self.trans.mount().extents(&inode, self.kind)?;
         let fork = inode.fork_state(self.kind).ok_or_else(|| {
             Error::corrupt_inode(self.ino, FormatError::new("inode", "attribute fork that is not there"))
         })?;
         Ok(ForkContent { format: fork.format, bytes: fork.bytes.to_vec(), extents: (*extents).clone() })
     }
     fn set_content(&mut self, content: ForkContent, blocks: i64) -> Result<()> {
-        let fields = match self.kind {
-            ForkKind::Data => InodeFields::DFORK,
-            ForkKind::Attr => InodeFields::AFORK,
-        };
-        let inode = self.trans.inode_mut(self.ino, fields);
+        let inode = self.trans.inode_mut(self.ino, self.fields());
         let ForkContent { format, bytes, extents } = content;
         let count = extents.len() as u64;
         inode.set_fork(self.kind, ForkState::with(format, count, bytes.into(), Some(Arc::new(extents))));
@@ -94,14 +71,14 @@ impl ForkStore for TransFork<'_, '_> {
     }
     fn read(&self, block: FsBlock) -> Result<Block<'_>> {
         let ino = self.ino;
-        self.trans.read_block(self.daddr(block)?, Bmbt::verifier()).map_err(|error| error.of_inode(ino))
+        self.trans.read_block(self.tree_daddr(block)?, Bmbt::verifier()).map_err(|error| error.of_inode(ino))
     }
     fn modify(&mut self, block: FsBlock, ranges: &[Range<usize>]) -> Result<&mut [u8]> {
-        let (daddr, ino) = (self.daddr(block)?, self.ino);
+        let (daddr, ino) = (self.tree_daddr(block)?, self.ino);
         self.trans.modify_block(daddr, Bmbt::verifier(), ranges).map_err(|error| error.of_inode(ino))
     }
     fn create(&mut self, block: FsBlock) -> Result<&mut [u8]> {
-        let daddr = self.daddr(block)?;
+        let daddr = self.tree_daddr(block)?;
         self.trans.create_block(daddr, Bmbt::verifier())
     }
     fn allocate(&mut self, near: FsBlock) -> Result<FsBlock> {
@@ -110,14 +87,14 @@ impl ForkStore for TransFork<'_, '_> {
         Ok(found.start(self.trans.geometry()))
     }
     fn free(&mut self, block: FsBlock) -> Result<()> {
-        let daddr = self.daddr(block)?;
+        let daddr = self.tree_daddr(block)?;
         self.trans.forget_block(daddr, Bmbt::verifier())?;
         let owner = Some(self.tree_owner());
-        defer::free_later(self.trans, self.ino, block, 1, owner)
+        defer::defer_free(self.trans, self.ino, block, 1, owner)
     }
-    fn remapped(&mut self, change: Remapped) -> Result<()> {
+    fn remapped(&mut self, change: RmapUpdateKind) -> Result<()> {
         if self.trans.geometry().rmapbt {
-            defer::rmap_later(self.trans, self.ino, self.kind, change);
+            defer::defer_rmap(self.trans, self.ino, self.kind, change);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! A map's tree: the storage seam of the generic core, and the change between tree and list.
+//! A map's tree: the store for the generic B+tree core, and the conversion between tree and list.
 
 use super::{ForkStore, MapEditor};
-use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
+use crate::btree::edit::{Block, BtreeCursor, RootRef, TreeStore};
 use crate::error::{Error, Result};
 use std::ops::Range;
 use xfs_format::bmbt::BmbtRecord;
@@ -9,10 +9,10 @@ use xfs_format::btree::{Bmbt, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
-use xfs_format::node_mut::{Birth, NO_BLOCK, NodeMut};
+use xfs_format::node_mut::{NO_BLOCK, NewBlock, NodeMut};
 use xfs_format::types::{DiskAddr, FsBlock, InodeNumber};
 
-/// The tree of one fork's map: its root is kept aside until the map is finished.
+/// The tree of one fork's map. Its root is kept aside until the map is finished.
 pub(super) struct MapTree<'a, F: ForkStore> {
     store: &'a mut F,
     root: &'a mut Vec<u8>,
@@ -75,7 +75,7 @@ impl<F: ForkStore> MapEditor<F> {
         MapTree { store: &mut self.store, root: &mut self.root, blocks: &mut self.blocks }
     }
 
-    /// Makes a tree of the list: a root within the inode, and one leaf that holds all.
+    /// Converts the list to a tree: a root within the inode, and one leaf that has everything.
     pub(super) fn make_tree(&mut self) -> Result<()> {
         let ino = self.store.ino();
         let wrap = |problem| Error::corrupt_inode(ino, problem);
@@ -90,7 +90,7 @@ impl<F: ForkStore> MapEditor<F> {
         let leaf = tree.allocate(near.0)?;
         let daddr = tree.daddr(leaf).ok_or(wrap(FormatError::value(Bmbt::NAME, "child pointer", leaf)))?;
         let uuid = tree.geometry().meta_uuid;
-        let birth = Birth { level: 0, siblings: (NO_BLOCK, NO_BLOCK), daddr, uuid, owner: ino.0 };
+        let birth = NewBlock { level: 0, siblings: (NO_BLOCK, NO_BLOCK), daddr, uuid, owner: ino.0 };
         let mut node = NodeMut::<Bmbt>::create(tree.create(leaf)?, &birth).map_err(wrap)?;
         if records.len() > node.shape().capacity() {
             return Err(wrap(FormatError::value(Bmbt::NAME, "record count", records.len() as u64)));
@@ -101,23 +101,22 @@ impl<F: ForkStore> MapEditor<F> {
         Ok(())
     }
 
-    /// Frees the tree's blocks: the list is all that there is.
+    /// Frees the tree's blocks, so that only the list is left.
     pub(super) fn make_list(&mut self) -> Result<()> {
-        Editor::new(self.tree()).uproot()?;
+        BtreeCursor::new(self.tree()).uproot()?;
         self.root.clear();
         self.format = ForkFormat::Extents;
         Ok(())
     }
 
-    /// Prepares the fork for another number of bytes in the inode, which it has from now on: the caller moves the
-    /// boundary between the forks once the map is finished.
+    /// Prepares the fork for its new number of bytes in the inode. The caller moves forkoff once the map is finished.
     pub fn fit(&mut self, room: usize) -> Result<()> {
         if room / 16 == 0 && !self.list.is_empty() && room < 4 + 16 {
             let problem = FormatError::value("inode", "fork size", room as u64);
             return Err(Error::corrupt_inode(self.store.ino(), problem));
         }
         if self.format == ForkFormat::Btree && self.list.len() > room / 16 {
-            let root = Editor::new(self.tree()).fit_root(room)?;
+            let root = BtreeCursor::new(self.tree()).fit_root(room)?;
             self.root = root;
         }
         self.room = room;

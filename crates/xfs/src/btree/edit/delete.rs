@@ -1,17 +1,17 @@
-//! Taking records out: in place, then joins or borrowing from a sibling where a block is less than half full, and
-//! fewer levels where the root has one child.
+//! Deleting records: in place. Then a block that is less than half full is joined with a sibling or borrows from it,
+//! and a root with one child is removed.
 
 use super::entries::Entries;
-use super::path::{Editor, Place, RecordOf, Step, TreeOf};
+use super::path::{BtreeCursor, CursorLevel, NodeRef, RecordOf, TreeOf};
 use super::{RootRef, TreeStore, corrupt};
 use crate::error::Result;
 use xfs_format::btree::Tree;
 use xfs_format::error::FormatError;
 use xfs_format::node_mut::NO_BLOCK;
 
-impl<S: TreeStore> Editor<S> {
-    /// Takes out the record that it stands on, gives it back, and stands between its neighbours. `None` where it
-    /// stands on no record.
+impl<S: TreeStore> BtreeCursor<S> {
+    /// Deletes the record at the cursor and returns it. Afterwards the cursor is between its neighbours. `None` if the
+    /// cursor is not on a record.
     pub fn delete(&mut self) -> Result<Option<RecordOf<S>>> {
         let Some(record) = self.get()? else { return Ok(None) };
         self.path.on = false;
@@ -21,8 +21,8 @@ impl<S: TreeStore> Editor<S> {
         Ok(Some(record))
     }
 
-    /// Frees the blocks of a tree whose root lies within an inode, and whose records fit one leaf. The root is left
-    /// as it was: the caller makes the fork something else.
+    /// Frees the blocks of a tree whose root lies within an inode and whose records fit into one leaf. The root stays
+    /// as it was: the caller converts the fork.
     pub fn uproot(&mut self) -> Result<()> {
         self.first()?;
         for level in (1..self.path.levels).rev() {
@@ -35,7 +35,7 @@ impl<S: TreeStore> Editor<S> {
             }
         }
         for level in 0..self.path.levels {
-            if let Place::Block(pointer) = self.path.steps[level].place {
+            if let NodeRef::Block(pointer) = self.path.steps[level].node {
                 self.store.free(pointer)?;
             }
         }
@@ -43,14 +43,14 @@ impl<S: TreeStore> Editor<S> {
         Ok(())
     }
 
-    /// Takes out the leaf's entry of the path. `true`: entries moved, and the path does not hold any more.
+    /// Removes the leaf's entry of the path. Returns `true` if entries moved, so that the path is invalid.
     fn remove_entry(&mut self) -> Result<bool> {
         let mut level = 0;
         loop {
-            let Step { place, index } = self.path.steps[level];
+            let CursorLevel { node: place, index } = self.path.steps[level];
             let shape = self.shape(level)?;
             let count = self.at(level, |node| Ok(node.count()))?;
-            // What follows moves up by one; the last place is left as it is.
+            // The entries behind it move up by one. The last slot is left as it is.
             let [one, two] = shape.entries(index..count.saturating_sub(1).max(index));
             self.change(place, &[shape.counts(), one, two], |node| node.remove(index))?;
             let count = count - 1;
@@ -78,18 +78,18 @@ impl<S: TreeStore> Editor<S> {
             if !self.refill(level, pair, right_child)? {
                 return Ok(true);
             }
-            // The right one is gone: so is its entry in the parent.
+            // The right one is gone, and so is its entry in the parent.
             self.path.steps[level + 1].index = right_child;
             level += 1;
         }
     }
 
-    /// Two neighbours, of which one is less than half full, become one or share evenly. `true`: the right one is
+    /// Two neighbours, one of them less than half full, are joined or share evenly. Returns `true` if the right one is
     /// gone.
     fn refill(&mut self, level: usize, pair: [u64; 2], right_child: usize) -> Result<bool> {
         let [left, right] = pair;
         for pointer in pair {
-            self.read(Place::Block(pointer), level, true, |_| Ok(()))?;
+            self.read(NodeRef::Block(pointer), level, true, |_| Ok(()))?;
         }
         self.check_pair(pair)?;
         let entries = self.gather(pair, 0)?;
@@ -108,9 +108,9 @@ impl<S: TreeStore> Editor<S> {
         Ok(true)
     }
 
-    /// Puts all entries of two neighbours into the left one and frees the right one.
+    /// Moves all entries of two neighbours into the left one and frees the right one.
     fn join(&mut self, level: usize, left: u64, right: u64, entries: &Entries<TreeOf<S>>) -> Result<()> {
-        let (_, beyond) = self.look(Place::Block(right), |node| Ok(node.siblings()))?;
+        let (_, beyond) = self.view(NodeRef::Block(right), |node| Ok(node.siblings()))?;
         if beyond != NO_BLOCK {
             self.relink(right, beyond, level, left)?;
         }
@@ -118,28 +118,28 @@ impl<S: TreeStore> Editor<S> {
         self.store.free(right)
     }
 
-    /// Takes levels away while the root has one child that can take its place. `true`: there was one.
+    /// Removes levels while the root has a single child that can replace it. Returns `true` if there was one.
     fn shrink_root(&mut self) -> Result<bool> {
         let mut shrunk = false;
-        // Each turn takes a level away.
+        // Each iteration removes a level.
         loop {
             let (place, levels) = self.top()?;
             let (count, pointer, room) =
-                self.look(place, |node| Ok((node.count(), node.pointer(0), node.capacity())))?;
-            let least = if place == Place::Inline { 3 } else { 2 };
+                self.view(place, |node| Ok((node.count(), node.pointer(0), node.capacity())))?;
+            let least = if place == NodeRef::Inline { 3 } else { 2 };
             if levels < least || count != 1 {
                 return Ok(shrunk);
             }
             let child = self.child(place, pointer)?;
             let level = levels - 2;
             match place {
-                Place::Block(old) => {
-                    self.read(Place::Block(child), level, true, |_| Ok(()))?;
+                NodeRef::Block(old) => {
+                    self.read(NodeRef::Block(child), level, true, |_| Ok(()))?;
                     self.store.set_root(RootRef::Block { pointer: child, levels: levels as u32 - 1 })?;
                     self.store.free(old)?;
                 }
-                Place::Inline => {
-                    let entries = self.read(Place::Block(child), level, false, |node| {
+                NodeRef::Inline => {
+                    let entries = self.read(NodeRef::Block(child), level, false, |node| {
                         Ok((node.count() <= room).then(|| Entries::of(node, 0)))
                     })?;
                     let Some(Entries::Children(children)) = entries else { return Ok(shrunk) };
@@ -151,8 +151,8 @@ impl<S: TreeStore> Editor<S> {
         }
     }
 
-    /// Prepares a root within an inode for a fork of `bytes` bytes: what the fork will hold then. A root that needs
-    /// more moves into a block. The store's fork is left for the caller to replace.
+    /// Prepares a root within an inode for a fork of `bytes` bytes. Returns the future content of the fork. A root that
+    /// needs more space moves into a block. The store's fork is left for the caller to replace.
     pub fn fit_root(&mut self, bytes: usize) -> Result<Vec<u8>> {
         let room = TreeOf::<S>::max_children(bytes.saturating_sub(4));
         if room == 0 {
@@ -162,11 +162,11 @@ impl<S: TreeStore> Editor<S> {
                 FormatError::value(TreeOf::<S>::NAME, "length", bytes as u64),
             ));
         }
-        if self.look(Place::Inline, |node| Ok(node.count()))? > room {
+        if self.view(NodeRef::Inline, |node| Ok(node.count()))? > room {
             self.push_down_root()?;
         }
         self.path.levels = 0;
-        let (entries, level) = self.look(Place::Inline, |node| Ok((Entries::of(node, 0), node.level())))?;
+        let (entries, level) = self.view(NodeRef::Inline, |node| Ok((Entries::of(node, 0), node.level())))?;
         let mut fork = vec![0; bytes];
         let mut root = xfs_format::node_mut::NodeMut::create_inline_root(&mut fork, level)
             .map_err(|problem| corrupt(&self.store, None, problem))?;

@@ -1,9 +1,9 @@
-//! What a block holds, taken out of it: for changes that move entries between blocks.
+//! The entries of a block, copied out of it, for changes that move entries between blocks.
 
 use xfs_format::btree::{Node, Tree};
 use xfs_format::node_mut::{NodeMut, same};
 
-/// A leaf's record, or an inner block's child.
+/// A leaf's record or an inner block's child.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Entry<T: Tree> {
     Record(T::Record),
@@ -18,7 +18,7 @@ pub(super) enum Entries<T: Tree> {
 }
 
 impl<T: Tree> Entries<T> {
-    /// What `node` holds, with room for `more`.
+    /// The entries of `node`, with room for `more`.
     pub(super) fn of(node: &Node<'_, T>, more: usize) -> Self {
         if node.level() == 0 {
             let mut records = Vec::with_capacity(node.count() + more);
@@ -43,7 +43,7 @@ impl<T: Tree> Entries<T> {
         }
     }
 
-    /// Puts an entry of the right kind before entry `index`.
+    /// Inserts an entry of the right kind before entry `index`.
     pub(super) fn insert(&mut self, index: usize, entry: &Entry<T>) {
         match (self, entry) {
             (Self::Records(records), Entry::Record(record)) => {
@@ -56,7 +56,7 @@ impl<T: Tree> Entries<T> {
         }
     }
 
-    /// Appends what a block of the same level holds.
+    /// Appends the entries of a block of the same level.
     pub(super) fn append(&mut self, other: Self) {
         match (self, other) {
             (Self::Records(records), Self::Records(mut more)) => records.append(&mut more),
@@ -65,7 +65,7 @@ impl<T: Tree> Entries<T> {
         }
     }
 
-    /// Cuts off what comes from entry `at` on.
+    /// Splits off the entries from `at` on.
     pub(super) fn split_off(&mut self, at: usize) -> Self {
         match self {
             Self::Records(records) => Self::Records(records.split_off(at.min(records.len()))),
@@ -73,7 +73,7 @@ impl<T: Tree> Entries<T> {
         }
     }
 
-    /// The key for a block with these entries.
+    /// The key of a block with these entries.
     pub(super) fn key(&self) -> Option<T::Key> {
         match self {
             Self::Records(records) => T::span(records.iter().map(T::record_key)),
@@ -81,7 +81,7 @@ impl<T: Tree> Entries<T> {
         }
     }
 
-    /// The first entry that differs from what `node` holds there.
+    /// The first entry that differs from that of `node`.
     pub(super) fn first_difference(&self, node: &Node<'_, T>) -> usize {
         match self {
             Self::Records(records) => {
@@ -99,7 +99,7 @@ impl<T: Tree> Entries<T> {
         }
     }
 
-    /// Makes them a block's content.
+    /// Writes them as a block's content.
     pub(super) fn write(&self, node: &mut NodeMut<'_, T>) {
         match self {
             Self::Records(records) => node.set_records(records),
@@ -108,7 +108,7 @@ impl<T: Tree> Entries<T> {
     }
 }
 
-/// The key for a block.
+/// The key of a block.
 pub(super) fn key_of<T: Tree>(node: &Node<'_, T>) -> Option<T::Key> {
     if node.level() == 0 {
         T::span(node.records().iter().map(T::record_key))

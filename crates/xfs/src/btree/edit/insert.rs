@@ -1,22 +1,22 @@
-//! Putting records in: in place where the leaf has room; otherwise with a sibling's help, by a split, or by a new
+//! Inserting records: in place if the leaf has room; otherwise by sharing with a sibling, by a split, or by a new
 //! level.
 //!
-//! A full block shares with the sibling under the same parent that has more room, and splits only if both are full.
-//! Where records come in ascending (or descending) order, the sibling is filled to the brim, so that files written
-//! from front to back have full blocks.
+//! A full block shares with the sibling under the same parent that has more room, and splits only if both are full. If
+//! records come in ascending (or descending) order, the sibling is filled completely, so that files written from front
+//! to back have full blocks.
 
 use super::entries::{Entries, Entry, key_of, rank_range};
-use super::path::{Aim, Editor, KeyOf, Place, RecordOf, Step, TreeOf};
+use super::path::{Aim, BtreeCursor, CursorLevel, KeyOf, NodeRef, RecordOf, TreeOf};
 use super::{RootRef, TreeStore, corrupt};
 use crate::error::Result;
 use std::ops::Range;
 use xfs_format::ag::MAX_LEVELS;
 use xfs_format::btree::Tree;
 use xfs_format::error::FormatError;
-use xfs_format::node_mut::{Birth, NO_BLOCK, NodeMut, Shape, same};
+use xfs_format::node_mut::{NO_BLOCK, NewBlock, NodeMut, NodeShape, same};
 
-impl<S: TreeStore> Editor<S> {
-    /// Puts a record where it belongs, and stands on it. A record of its rank there already is damage.
+impl<S: TreeStore> BtreeCursor<S> {
+    /// Inserts a record where it belongs and moves to it. If there is a record of the same rank, that is corruption.
     pub fn insert(&mut self, record: RecordOf<S>) -> Result<()> {
         let rank = TreeOf::<S>::record_rank(&record);
         if !self.fits_here(rank)? && self.seek_eq(rank)?.is_some() {
@@ -30,7 +30,7 @@ impl<S: TreeStore> Editor<S> {
         Ok(())
     }
 
-    /// Replaces the record that it stands on. The new one must belong between the same neighbours.
+    /// Replaces the record at the cursor. The new one must belong between the same neighbours.
     pub fn update(&mut self, record: RecordOf<S>) -> Result<()> {
         let rank = TreeOf::<S>::record_rank(&record);
         let index = self.path.steps[0].index;
@@ -47,14 +47,14 @@ impl<S: TreeStore> Editor<S> {
             return Err(self.damage(0, FormatError::new(TreeOf::<S>::NAME, "order of records")));
         }
         let range = self.shape(0)?.records(index..index + 1);
-        self.change(self.path.steps[0].place, &[range], |node| node.set_record(index, &record))?;
+        self.change(self.path.steps[0].node, &[range], |node| node.set_record(index, &record))?;
         if index == 0 || TreeOf::<S>::OVERLAPPING {
             self.fix_keys(0)?;
         }
         Ok(())
     }
 
-    /// Whether a record of this rank belongs where the path stands already, strictly within the leaf.
+    /// Whether a record of this rank belongs at the present position, strictly within the leaf.
     fn fits_here(&mut self, rank: <TreeOf<S> as Tree>::Rank) -> Result<bool> {
         if self.path.levels == 0 {
             return Ok(false);
@@ -72,12 +72,12 @@ impl<S: TreeStore> Editor<S> {
         Ok(fits)
     }
 
-    /// Puts an entry in at the leaf's index. `true`: entries moved, and the path does not hold any more.
+    /// Inserts an entry at the leaf's index. Returns `true` if entries moved, so that the path is invalid.
     fn insert_entry(&mut self, mut entry: Entry<TreeOf<S>>) -> Result<bool> {
         let mut level = 0;
         let mut moved = false;
         loop {
-            let Step { place, index } = self.path.steps[level];
+            let CursorLevel { node: place, index } = self.path.steps[level];
             let shape = self.shape(level)?;
             let count = self.at(level, |node| Ok(node.count()))?;
             if count < shape.capacity() {
@@ -102,11 +102,11 @@ impl<S: TreeStore> Editor<S> {
         }
     }
 
-    /// Puts an entry into a block that has room.
+    /// Inserts an entry into a block that has room.
     fn put(
         &mut self,
-        place: Place,
-        shape: Shape<TreeOf<S>>,
+        place: NodeRef,
+        shape: NodeShape<TreeOf<S>>,
         index: usize,
         count: usize,
         entry: &Entry<TreeOf<S>>,
@@ -118,14 +118,14 @@ impl<S: TreeStore> Editor<S> {
         })
     }
 
-    /// A full block gives entries to a sibling under the same parent, the new one being counted. `false`: both
+    /// A full block gives entries to a sibling under the same parent, the new entry included. Returns `false` if both
     /// siblings are full too.
     fn share(&mut self, level: usize, entry: &Entry<TreeOf<S>>) -> Result<bool> {
         let index = self.path.steps[level].index;
         let (left, right) = self.siblings_under_parent(level)?;
         let room = |sibling: Option<u64>| -> Result<Option<(u64, usize)>> {
             let Some(pointer) = sibling else { return Ok(None) };
-            self.read(Place::Block(pointer), level, false, |node| {
+            self.read(NodeRef::Block(pointer), level, false, |node| {
                 Ok((node.count() < node.capacity()).then_some((pointer, node.capacity() - node.count())))
             })
         };
@@ -133,7 +133,7 @@ impl<S: TreeStore> Editor<S> {
         let count = self.at(level, |node| Ok(node.count()))?;
         let (appends, prepends) = (index == count && right.is_none(), index == 0 && left.is_none());
         let parent = self.path.steps[level + 1].index;
-        let Some(own) = self.path.steps[level].place.pointer() else { return Ok(false) };
+        let Some(own) = self.path.steps[level].node.pointer() else { return Ok(false) };
         let use_left = match (left_room, right_room) {
             (None, None) => return Ok(false),
             (Some((_, left)), Some((_, right))) => left >= right,
@@ -141,7 +141,7 @@ impl<S: TreeStore> Editor<S> {
         };
         let (pair, at, right_child) = match (left_room, right_room) {
             (Some((left, _)), _) if use_left => {
-                let before = self.look(Place::Block(left), |node| Ok(node.count()))?;
+                let before = self.view(NodeRef::Block(left), |node| Ok(node.count()))?;
                 ([left, own], before + index, parent)
             }
             (_, Some((right, _))) => ([own, right], index, parent + 1),
@@ -166,9 +166,9 @@ impl<S: TreeStore> Editor<S> {
         Ok(true)
     }
 
-    /// Splits a full block in the middle, the new entry being counted; what its parent gets for the new block.
+    /// Splits a full block in the middle, the new entry included. Returns the parent's entry for the new block.
     fn split(&mut self, level: usize, entry: &Entry<TreeOf<S>>) -> Result<Entry<TreeOf<S>>> {
-        let Step { place, index } = self.path.steps[level];
+        let CursorLevel { node: place, index } = self.path.steps[level];
         let Some(own) = place.pointer() else {
             return Err(self.damage(level, FormatError::new(TreeOf::<S>::NAME, "root")));
         };
@@ -190,32 +190,32 @@ impl<S: TreeStore> Editor<S> {
         }
     }
 
-    /// Tells the right sibling of a block of its new left sibling.
+    /// Tells the right sibling of a block about its new left sibling.
     pub(super) fn relink(&mut self, own: u64, right: u64, level: usize, new_left: u64) -> Result<()> {
-        let right = self.child(Place::Block(own), Some(right))?;
-        let left = self.read(Place::Block(right), level, false, |node| Ok(node.siblings().0))?;
+        let right = self.child(NodeRef::Block(own), Some(right))?;
+        let left = self.read(NodeRef::Block(right), level, false, |node| Ok(node.siblings().0))?;
         if left != own {
             let problem = FormatError::mismatch(TreeOf::<S>::NAME, "left sibling", left, own);
             return Err(corrupt(&self.store, Some(right), problem));
         }
         let range = self.shape(level)?.siblings();
-        self.change(Place::Block(right), &[range], |node| node.set_left(new_left))
+        self.change(NodeRef::Block(right), &[range], |node| node.set_left(new_left))
     }
 
-    /// Adds a level at the top: a root that is a block gets a parent; a root within an inode moves into a block.
+    /// Adds a level at the top: a root block gets a parent; a root within an inode moves into a block.
     fn add_level(&mut self, level: usize) -> Result<()> {
         if level + 1 >= MAX_LEVELS as usize {
             let problem =
                 FormatError::mismatch(TreeOf::<S>::NAME, "tree depth", level as u64 + 2, MAX_LEVELS.into());
             return Err(self.damage(level, problem));
         }
-        match self.path.steps[level].place {
-            Place::Inline => {
+        match self.path.steps[level].node {
+            NodeRef::Inline => {
                 let new = self.push_down_root()?;
-                self.path.steps[level].place = Place::Block(new);
-                self.path.steps[level + 1] = Step { place: Place::Inline, index: 0 };
+                self.path.steps[level].node = NodeRef::Block(new);
+                self.path.steps[level + 1] = CursorLevel { node: NodeRef::Inline, index: 0 };
             }
-            Place::Block(old) => {
+            NodeRef::Block(old) => {
                 let new = self.store.allocate(old)?;
                 let Some(key) = self.at(level, |node| Ok(key_of(node)))? else {
                     return Err(self.damage(level, FormatError::value(TreeOf::<S>::NAME, "record count", 0)));
@@ -223,19 +223,19 @@ impl<S: TreeStore> Editor<S> {
                 let children = Entries::Children(vec![(key, old)]);
                 self.make(new, level as u16 + 1, (NO_BLOCK, NO_BLOCK), &children)?;
                 self.store.set_root(RootRef::Block { pointer: new, levels: level as u32 + 2 })?;
-                self.path.steps[level + 1] = Step { place: Place::Block(new), index: 0 };
+                self.path.steps[level + 1] = CursorLevel { node: NodeRef::Block(new), index: 0 };
             }
         }
         self.path.levels = level + 2;
         Ok(())
     }
 
-    /// Moves the children of a root within an inode into a new block, which becomes its only child. For a fork that
-    /// gets less space than its root needs, too. Any path is void afterwards.
+    /// Moves the children of a root within an inode into a new block, which becomes its only child. Also used when the
+    /// fork gets less space than its root needs. Any path is invalid afterwards.
     pub(super) fn push_down_root(&mut self) -> Result<u64> {
         let (entries, level, near) =
-            self.look(Place::Inline, |node| Ok((Entries::of(node, 0), node.level(), node.pointer(0))))?;
-        let near = self.child(Place::Inline, near)?;
+            self.view(NodeRef::Inline, |node| Ok((Entries::of(node, 0), node.level(), node.pointer(0))))?;
+        let near = self.child(NodeRef::Inline, near)?;
         let new = self.store.allocate(near)?;
         self.make(new, level, (NO_BLOCK, NO_BLOCK), &entries)?;
         let Some(key) = entries.key() else {
@@ -245,7 +245,7 @@ impl<S: TreeStore> Editor<S> {
         Ok(new)
     }
 
-    /// Writes a root within the inode anew.
+    /// Rewrites a root within the inode.
     pub(super) fn replace_inline_root(&mut self, level: u16, children: &[(KeyOf<S>, u64)]) -> Result<()> {
         let mut fork = match self.store.root() {
             RootRef::Inline(fork) => vec![0; fork.len()],
@@ -265,11 +265,11 @@ impl<S: TreeStore> Editor<S> {
         siblings: (u64, u64),
         entries: &Entries<TreeOf<S>>,
     ) -> Result<()> {
-        let pointer = self.child(Place::Block(pointer), Some(pointer))?;
+        let pointer = self.child(NodeRef::Block(pointer), Some(pointer))?;
         let daddr = self.store.daddr(pointer).unwrap_or_default();
         let (uuid, owner) = (self.store.geometry().meta_uuid, self.store.owner());
         let bytes = self.store.create(pointer)?;
-        let birth = Birth { level, siblings, daddr, uuid, owner };
+        let birth = NewBlock { level, siblings, daddr, uuid, owner };
         match NodeMut::create(bytes, &birth) {
             Ok(mut node) => {
                 entries.write(&mut node);
@@ -279,13 +279,13 @@ impl<S: TreeStore> Editor<S> {
         }
     }
 
-    /// Where things lie in the path's block of this level.
-    pub(super) fn shape(&self, level: usize) -> Result<Shape<TreeOf<S>>> {
+    /// The layout of the path's block on this level.
+    pub(super) fn shape(&self, level: usize) -> Result<NodeShape<TreeOf<S>>> {
         let geometry = self.store.geometry();
-        Ok(match self.path.steps[level].place {
-            Place::Block(_) => Shape::block(geometry.block_size as usize, geometry.v5, level as u16),
-            Place::Inline => match self.store.root() {
-                RootRef::Inline(fork) => Shape::inline_root(fork.len(), level as u16),
+        Ok(match self.path.steps[level].node {
+            NodeRef::Block(_) => NodeShape::block(geometry.block_size as usize, geometry.v5, level as u16),
+            NodeRef::Inline => match self.store.root() {
+                RootRef::Inline(fork) => NodeShape::inline_root(fork.len(), level as u16),
                 RootRef::Block { pointer, .. } => {
                     return Err(self.damage(level, FormatError::value(TreeOf::<S>::NAME, "root", pointer)));
                 }
@@ -293,7 +293,7 @@ impl<S: TreeStore> Editor<S> {
         })
     }
 
-    /// The siblings that a block of the path has under its parent.
+    /// The siblings of a block of the path under its parent.
     pub(super) fn siblings_under_parent(&self, level: usize) -> Result<(Option<u64>, Option<u64>)> {
         let parent = self.path.steps[level + 1];
         let (left, right) = self.at(level + 1, |node| {
@@ -301,18 +301,18 @@ impl<S: TreeStore> Editor<S> {
             Ok((left, node.pointer(parent.index + 1)))
         })?;
         let check =
-            |pointer: Option<u64>| pointer.map(|pointer| self.child(parent.place, Some(pointer))).transpose();
+            |pointer: Option<u64>| pointer.map(|pointer| self.child(parent.node, Some(pointer))).transpose();
         Ok((check(left)?, check(right)?))
     }
 
-    /// Two blocks that are neighbours under one parent must know each other.
+    /// Two neighbours under one parent must point to each other.
     pub(super) fn check_pair(&self, [left, right]: [u64; 2]) -> Result<()> {
         let wrap = |pointer, problem| Err(corrupt(&self.store, Some(pointer), problem));
-        let (_, found) = self.look(Place::Block(left), |node| Ok(node.siblings()))?;
+        let (_, found) = self.view(NodeRef::Block(left), |node| Ok(node.siblings()))?;
         if found != right {
             return wrap(left, FormatError::mismatch(TreeOf::<S>::NAME, "right sibling", found, right));
         }
-        let (found, _) = self.look(Place::Block(right), |node| Ok(node.siblings()))?;
+        let (found, _) = self.view(NodeRef::Block(right), |node| Ok(node.siblings()))?;
         if found != left {
             return wrap(right, FormatError::mismatch(TreeOf::<S>::NAME, "left sibling", found, left));
         }
@@ -322,9 +322,10 @@ impl<S: TreeStore> Editor<S> {
     /// The entries of two neighbours.
     pub(super) fn gather(&self, [left, right]: [u64; 2], more: usize) -> Result<Entries<TreeOf<S>>> {
         let (right, last) =
-            self.look(Place::Block(right), |node| Ok((Entries::of(node, 0), rank_range(node))))?;
-        let (mut entries, first) = self
-            .look(Place::Block(left), |node| Ok((Entries::of(node, right.len() + more), rank_range(node))))?;
+            self.view(NodeRef::Block(right), |node| Ok((Entries::of(node, 0), rank_range(node))))?;
+        let (mut entries, first) = self.view(NodeRef::Block(left), |node| {
+            Ok((Entries::of(node, right.len() + more), rank_range(node)))
+        })?;
         if let (Some((_, left_last)), Some((right_first, _))) = (first, last)
             && left_last >= right_first
         {
@@ -338,8 +339,8 @@ impl<S: TreeStore> Editor<S> {
         Ok(entries)
     }
 
-    /// Gives the first `cut` entries to the left one of two neighbours and the others to the right one, and tells
-    /// their parent the key of the right one.
+    /// Gives the first `cut` entries to the left one of two neighbours and the others to the right one, and updates the
+    /// right one's key in the parent.
     pub(super) fn deal(
         &mut self,
         level: usize,
@@ -351,7 +352,7 @@ impl<S: TreeStore> Editor<S> {
         let right_entries = entries.split_off(cut);
         self.rewrite(left, &entries, None)?;
         self.rewrite(right, &right_entries, None)?;
-        let parent = self.path.steps[level + 1].place;
+        let parent = self.path.steps[level + 1].node;
         let Some(key) = right_entries.key() else {
             return Err(self.damage(level, FormatError::value(TreeOf::<S>::NAME, "record count", 0)));
         };
@@ -359,14 +360,15 @@ impl<S: TreeStore> Editor<S> {
         self.change(parent, &[range], |node| node.set_key(right_child, &key))
     }
 
-    /// After two neighbours changed: the parent learns the left one's key, and those above learn the parent's.
+    /// After two neighbours changed: updates the left one's key in the parent, and the parent's key in the blocks
+    /// above.
     pub(super) fn fix_keys_of_pair(&mut self, level: usize, left: u64, left_child: usize) -> Result<()> {
-        let Some(key) = self.look(Place::Block(left), |node| Ok(key_of(node)))? else { return Ok(()) };
+        let Some(key) = self.view(NodeRef::Block(left), |node| Ok(key_of(node)))? else { return Ok(()) };
         self.set_child_key(level + 1, left_child, key)?;
         self.fix_keys(level + 1)
     }
 
-    /// Writes a block's entries anew, logging from the first one that changes.
+    /// Rewrites a block's entries, logging from the first that changes.
     pub(super) fn rewrite(
         &mut self,
         pointer: u64,
@@ -374,12 +376,12 @@ impl<S: TreeStore> Editor<S> {
         new_right: Option<u64>,
     ) -> Result<()> {
         let (first, level) =
-            self.look(Place::Block(pointer), |node| Ok((entries.first_difference(node), node.level())))?;
+            self.view(NodeRef::Block(pointer), |node| Ok((entries.first_difference(node), node.level())))?;
         let geometry = self.store.geometry();
-        let shape = Shape::<TreeOf<S>>::block(geometry.block_size as usize, geometry.v5, level);
+        let shape = NodeShape::<TreeOf<S>>::block(geometry.block_size as usize, geometry.v5, level);
         let [one, two] = shape.entries(first..entries.len().max(first));
         let siblings: Range<usize> = if new_right.is_some() { shape.siblings() } else { 0..0 };
-        self.change(Place::Block(pointer), &[shape.counts(), siblings, one, two], |node| {
+        self.change(NodeRef::Block(pointer), &[shape.counts(), siblings, one, two], |node| {
             entries.write(node);
             if let Some(right) = new_right {
                 node.set_right(right);
@@ -387,7 +389,7 @@ impl<S: TreeStore> Editor<S> {
         })
     }
 
-    /// Tells the blocks above of the key that the path's block of this level has now, as far up as it matters.
+    /// Updates the key of the path's block on this level in the blocks above, as far up as it matters.
     pub(super) fn fix_keys(&mut self, mut level: usize) -> Result<()> {
         while level + 1 < self.path.levels {
             let Some(key) = self.at(level, |node| Ok(key_of(node)))? else { return Ok(()) };
@@ -400,17 +402,17 @@ impl<S: TreeStore> Editor<S> {
         Ok(())
     }
 
-    /// Sets the key of a child of the path's block of this level; `false` if it was the same.
+    /// Sets the key of a child of the path's block on this level. Returns `false` if it was the same.
     fn set_child_key(&mut self, level: usize, index: usize, key: KeyOf<S>) -> Result<bool> {
         if self.at(level, |node| Ok(node.keys().get(index).is_some_and(|old| same(old, &key))))? {
             return Ok(false);
         }
         let range = self.shape(level)?.keys(index..index + 1);
-        self.change(self.path.steps[level].place, &[range], |node| node.set_key(index, &key))?;
+        self.change(self.path.steps[level].node, &[range], |node| node.set_key(index, &key))?;
         Ok(true)
     }
 
-    /// Stands where a record of this rank is or would be, on nothing.
+    /// Moves to where a record of this rank is or would be, on no record.
     pub(super) fn stand_before(&mut self, rank: <TreeOf<S> as Tree>::Rank) -> Result<()> {
         self.descend(Aim::Rank(rank))?;
         let index = self.at(0, |node| {

@@ -1,7 +1,7 @@
-//! A tree in plain memory, for tests of what edits trees.
+//! A tree in plain memory, for tests of tree changes.
 //!
-//! It keeps, beside each block, what the log would know of it: a change outside the ranges that were named is a
-//! panic at the next [`settle`](MemoryStore::settle).
+//! Beside each block it keeps what the log would know of it. A change outside of the logged ranges panics at the next
+//! [`settle`](MemoryStore::settle).
 
 use super::{Block, RootRef, TreeStore};
 use crate::error::{Error, Result};
@@ -12,14 +12,14 @@ use std::ops::Range;
 use xfs_format::btree::{Tree, Width};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
-use xfs_format::node_mut::{Birth, NO_BLOCK, NodeMut};
+use xfs_format::node_mut::{NO_BLOCK, NewBlock, NodeMut};
 use xfs_format::types::{AgBlock, AgNumber, DiskAddr, FsBlock};
 
 /// A tree in memory.
 #[derive(Clone, Debug)]
 pub struct MemoryStore<T: Tree> {
     geometry: Geometry,
-    /// Each block as it is and as the log knows it.
+    /// Each block as it is, and as the log knows it.
     blocks: BTreeMap<u64, (Vec<u8>, Vec<u8>)>,
     named: Vec<(u64, Range<usize>)>,
     freed: Vec<u64>,
@@ -27,7 +27,7 @@ pub struct MemoryStore<T: Tree> {
     root: Root,
     /// Blocks that may still be allocated.
     pub left: u64,
-    /// Whether changes are not watched any more: for histories that are only timed.
+    /// Whether changes are no longer checked, for histories that are only timed.
     pub unwatched: bool,
     tree: PhantomData<T>,
 }
@@ -77,7 +77,7 @@ impl<T: Tree> MemoryStore<T> {
         let at = self.allocate(8).expect("the first block");
         let daddr = self.daddr(at).expect("a place");
         let uuid = self.geometry.meta_uuid;
-        let birth = Birth { level: 0, siblings: (NO_BLOCK, NO_BLOCK), daddr, uuid, owner: OWNER };
+        let birth = NewBlock { level: 0, siblings: (NO_BLOCK, NO_BLOCK), daddr, uuid, owner: OWNER };
         NodeMut::<T>::create(self.create(at).expect("a block"), &birth).expect("a leaf");
         at
     }
@@ -87,20 +87,20 @@ impl<T: Tree> MemoryStore<T> {
         self.blocks.len() as u64
     }
 
-    /// How many blocks were changed since they were last [settled](Self::settle).
+    /// How many blocks were changed since the last [`settle`](Self::settle).
     pub fn changed_blocks(&self) -> usize {
         self.named.iter().map(|(pointer, _)| pointer).collect::<BTreeSet<_>>().len()
     }
 
-    /// A block, to damage it.
+    /// A block, in order to damage it.
     pub fn block_mut(&mut self, nth: usize) -> Option<&mut Vec<u8>> {
         self.blocks.values_mut().nth(nth).map(|(now, _)| now)
     }
 
-    /// Checks that nothing changed but what was named, which the log knows from now on.
+    /// Checks that nothing changed but what was logged, and takes the present state as logged.
     ///
     /// # Panics
-    /// If something did.
+    /// If something else changed.
     pub fn settle(&mut self) {
         for (pointer, range) in std::mem::take(&mut self.named) {
             if let Some((now, logged)) = self.blocks.get_mut(&pointer) {
@@ -162,7 +162,7 @@ impl<T: Tree> TreeStore for MemoryStore<T> {
         self.left -= 1;
         let pointer = self.freed.pop().unwrap_or(self.next);
         self.next = self.next.max(pointer + 1);
-        // What lay there before is garbage.
+        // The old content is garbage.
         let len = self.geometry.block_size as usize;
         self.blocks.insert(pointer, (vec![0xa5; len], vec![0xa5; len]));
         Ok(pointer)

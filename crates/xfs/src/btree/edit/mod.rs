@@ -1,30 +1,30 @@
 //! Changing B+trees: one core for all of them.
 //!
 //! A tree lies behind a [`TreeStore`], which knows where its root and its blocks are and in which transaction they
-//! change; the core knows nothing of groups, inodes or logs. An [`Editor`] is a place in the tree, a path from the
-//! root to a leaf, and changes the tree at that place.
+//! change. The core knows nothing of groups, inodes or logs. A [`BtreeCursor`] is a position in the tree, a path from
+//! the root to a leaf, and changes the tree there.
 //!
-//! What holds after each change: ranks ascend strictly; every block but the root is at least half full; the key that
-//! a block holds for a child is that of the child; siblings of one level form a chain; the root of a tree of blocks
-//! has more than one child or is a leaf. A root within an inode may have one child, which is then as free as a root:
-//! it may be less than half full. A change that fails half-way leaves the tree broken: the transaction is to be
-//! dropped.
+//! Invariants after each change: ranks ascend strictly. Every block but the root is at least half full. The key that a
+//! block has for a child is that of the child. Siblings of one level form a chain. The root of a tree of blocks has
+//! more than one child or is a leaf. A root within an inode may have one child, which may then be less than half full,
+//! like a root. A change that fails half-way leaves the tree broken: the transaction must be dropped.
 //!
-//! The core goes through paths and never follows siblings further than by one step, which it checks. On the way down
-//! levels fall, and what a child holds must lie within the keys around it; so a damaged tree is an error and never a
-//! circle.
+//! The core goes through paths and never follows siblings further than one step, which it checks. On the way down
+//! levels decrease, and the content of a child must lie within the keys around it. So a damaged tree gives an error and
+//! never an endless loop.
 //!
 //! ```text
-//! seek_le, seek_ge, seek_eq, first, last   stand on a record, or between two
-//! get, next, prev                          where it stands; one further
+//! seek_le, seek_ge, seek_eq, first, last   move to a record, or between two
+//! get, next, prev                          the record there; the next or previous one
 //! insert, update, delete                   change the tree there
-//! visit                                    all records under those keys that are wanted
+//! visit                                    all records under the keys that are wanted
 //! ```
 
 mod check;
 mod delete;
 mod entries;
 mod insert;
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod memory;
 mod path;
@@ -33,7 +33,7 @@ mod tests;
 mod visit;
 
 pub use check::{Census, check};
-pub use path::{Editor, Path};
+pub use path::BtreeCursor;
 
 use crate::buf::Buf;
 use crate::error::{Error, Result};
@@ -43,42 +43,42 @@ use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{DiskAddr, InodeNumber};
 
-/// One tree within one transaction.
+/// One tree in one transaction.
 ///
-/// A pointer is what the tree's blocks hold: a block of the group for short trees, a block of the volume for block
-/// maps. No method may be called for a pointer that [`daddr`](Self::daddr) refuses.
+/// A pointer is what the tree's blocks hold: a block of the group for short-pointer trees, a block of the volume for
+/// block maps. No method may be called with a pointer that [`daddr`](Self::daddr) refuses.
 pub trait TreeStore {
     /// Which kind of tree it is.
     type Tree: Tree;
 
-    /// The volume's shape. Trees of v5 volumes alone can be changed.
+    /// The volume's shape. Only trees of v5 volumes can be changed.
     fn geometry(&self) -> &Geometry;
-    /// The group's or the inode's number, which blocks carry.
+    /// The number of the group or inode, which every block carries.
     fn owner(&self) -> u64;
-    /// The inode, where the tree is of one: for messages.
+    /// The inode, if the tree belongs to one: for messages.
     fn inode(&self) -> Option<InodeNumber> {
         None
     }
-    /// Where a block lies on the device; `None` if it lies outside the group or volume, or where none can be.
+    /// The disk address of a block. `None` if it lies outside of the group or volume, or where no tree block can be.
     fn daddr(&self, pointer: u64) -> Option<DiskAddr>;
-    /// A block as the transaction sees it, checked by the tree's verifier when it came from the device.
+    /// A block as the transaction sees it. The tree's verifier checks it when it is read from the device.
     fn read(&self, pointer: u64) -> Result<Block<'_>>;
-    /// Locks a block that is about to be changed: looks at it then cost less.
+    /// Locks a block that is about to be changed, which makes later looks at it cheaper.
     fn hold(&mut self, pointer: u64) -> Result<()> {
         let _ = pointer;
         Ok(())
     }
     /// All bytes of a block, for changing those in `ranges`, which are logged. Ranges may be empty.
     fn modify(&mut self, pointer: u64, ranges: &[Range<usize>]) -> Result<&mut [u8]>;
-    /// The bytes of a block that [`allocate`](Self::allocate) just gave: zeroes. All of it is logged.
+    /// The zeroed bytes of a block that [`allocate`](Self::allocate) just returned. All of it is logged.
     fn create(&mut self, pointer: u64) -> Result<&mut [u8]>;
     /// A new block for the tree, near another one.
     fn allocate(&mut self, near: u64) -> Result<u64>;
-    /// Gives a block back. What was changed in it is forgotten.
+    /// Frees a block. Its changes are forgotten.
     fn free(&mut self, pointer: u64) -> Result<()>;
     /// The root as the transaction sees it.
     fn root(&self) -> RootRef<'_>;
-    /// Replaces the root by one of the same form; [`RootRef::Inline`] brings all bytes of the fork.
+    /// Replaces the root by one of the same form. [`RootRef::Inline`] has all bytes of the fork.
     fn set_root(&mut self, root: RootRef<'_>) -> Result<()>;
 }
 
@@ -123,7 +123,7 @@ impl<S: TreeStore> TreeStore for &mut S {
     }
 }
 
-/// A block's bytes: those that all see, or those that the transaction changed.
+/// A block's bytes: the committed ones, or those that the transaction changed.
 #[derive(Debug)]
 pub enum Block<'a> {
     /// As committed.
@@ -142,45 +142,21 @@ impl Deref for Block<'_> {
     }
 }
 
-/// Where a tree begins.
+/// The root of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootRef<'a> {
-    /// A block of its own; a group header holds pointer and depth.
+    /// A block of its own. A group header has pointer and level count.
     Block {
         /// The root's block.
         pointer: u64,
-        /// Levels, leaves included: at least 1.
+        /// Levels, including leaves: at least 1.
         levels: u32,
     },
-    /// Inside an inode: all the bytes that its fork may use.
+    /// Within an inode: all bytes that its fork may use.
     Inline(&'a [u8]),
 }
 
-/// The most blocks that inserting one record can allocate, in a tree of so many levels (a root within an inode is
-/// one): every block of a path is split, and the root besides.
-pub const fn blocks_to_insert(levels: u32) -> u32 {
-    levels + 1
-}
-
-/// The most blocks that deleting one record can free.
-pub const fn blocks_freed_by_delete(levels: u32) -> u32 {
-    levels
-}
-
-/// The levels that a tree of blocks needs at most for `records` records.
-pub fn levels_for<T: Tree>(geometry: &Geometry, records: u64) -> u32 {
-    let body = (geometry.block_size as usize).saturating_sub(T::header_len(geometry.v5));
-    let (leaf, inner) = ((T::max_records(body) / 2).max(1) as u64, (T::max_children(body) / 2).max(2) as u64);
-    let mut blocks = records.div_ceil(leaf);
-    let mut levels = 1;
-    while blocks > 1 {
-        blocks = blocks.div_ceil(inner);
-        levels += 1;
-    }
-    levels
-}
-
-/// Damage in a tree's block, or in its root.
+/// Corruption in a tree block or in the root.
 fn corrupt<S: TreeStore>(store: &S, pointer: Option<u64>, problem: FormatError) -> Error {
     Error::Corrupt { daddr: pointer.and_then(|pointer| store.daddr(pointer)), inode: store.inode(), problem }
 }

@@ -1,4 +1,4 @@
-//! A place in a tree: finding it, and moving by a record.
+//! A position in a tree: finding it, and moving by one record.
 
 use super::entries::rank_range;
 use super::{RootRef, TreeStore, corrupt};
@@ -16,42 +16,45 @@ pub(super) type RankOf<S> = <TreeOf<S> as Tree>::Rank;
 
 /// A block of a tree, or the root within an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum NodeRef {
     Inline,
     Block(u64),
 }
 
-impl Place {
+impl NodeRef {
     pub(super) fn pointer(self) -> Option<u64> {
         match self {
-            Place::Inline => None,
-            Place::Block(pointer) => Some(pointer),
+            NodeRef::Inline => None,
+            NodeRef::Block(pointer) => Some(pointer),
         }
     }
 }
 
-/// A block of the path, and the child or record of it that the path goes through.
+/// A block of the path, and its child or record on the path.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
-    pub(super) place: Place,
+pub(super) struct CursorLevel {
+    pub(super) node: NodeRef,
     pub(super) index: usize,
 }
 
-/// A path from the root to a place in a leaf: on a record, or before it. It holds as long as nothing but its own
-/// editor changes the tree.
+/// A path from the root to a position in a leaf: on a record, or before it. It is valid as long as only its own cursor
+/// changes the tree.
 #[derive(Clone, Copy, Debug)]
-pub struct Path {
+pub(super) struct CursorPath {
     /// By level: the leaf comes first.
-    pub(super) steps: [Step; MAX_LEVELS as usize],
-    /// How many are in use; none before the first search.
+    pub(super) steps: [CursorLevel; MAX_LEVELS as usize],
+    /// Number of levels in use; 0 before the first search.
     pub(super) levels: usize,
-    /// On the record, or before it.
+    /// On the record (`true`), or before it.
     pub(super) on: bool,
 }
 
-impl Path {
-    const NOWHERE: Self =
-        Self { steps: [Step { place: Place::Inline, index: 0 }; MAX_LEVELS as usize], levels: 0, on: false };
+impl CursorPath {
+    const NOWHERE: Self = Self {
+        steps: [CursorLevel { node: NodeRef::Inline, index: 0 }; MAX_LEVELS as usize],
+        levels: 0,
+        on: false,
+    };
 }
 
 /// Where to go down.
@@ -59,34 +62,28 @@ impl Path {
 pub(super) enum Aim<R> {
     First,
     Last,
-    /// The last entry that is not behind this rank.
+    /// The last entry that is not beyond this rank.
     Rank(R),
 }
 
-/// A place in a tree, and the means to change the tree there.
+/// A cursor of a B+tree: a position in it, and operations that change the tree there.
 #[derive(Debug)]
-pub struct Editor<S: TreeStore> {
+pub struct BtreeCursor<S: TreeStore> {
     pub(super) store: S,
-    pub(super) path: Path,
-    /// Whether leaves are locked on the way, as they are going to be changed.
+    pub(super) path: CursorPath,
+    /// Whether leaves are locked on the way, because they will be changed.
     to_change: bool,
 }
 
-impl<S: TreeStore> Editor<S> {
-    /// An editor that stands nowhere yet.
+impl<S: TreeStore> BtreeCursor<S> {
+    /// A cursor without a position.
     pub fn new(store: S) -> Self {
-        Self { store, path: Path::NOWHERE, to_change: false }
+        Self { store, path: CursorPath::NOWHERE, to_change: false }
     }
 
-    /// The same, for a record that is going to be changed.
+    /// The same, for a record that will be changed.
     pub fn to_change(store: S) -> Self {
         Self { to_change: true, ..Self::new(store) }
-    }
-
-    /// An editor that stands where another one stood that was taken [apart](Self::into_parts); the tree must not
-    /// have been changed since.
-    pub fn resume(store: S, path: Path) -> Self {
-        Self { store, path, to_change: false }
     }
 
     /// The store.
@@ -94,22 +91,17 @@ impl<S: TreeStore> Editor<S> {
         &self.store
     }
 
-    /// The store, to change other things than this tree.
+    /// The store, for changing other things than this tree.
     pub fn store_mut(&mut self) -> &mut S {
         &mut self.store
     }
 
-    /// Store and place.
-    pub fn into_parts(self) -> (S, Path) {
-        (self.store, self.path)
-    }
-
-    /// Levels of the tree, leaves and a root within an inode included.
+    /// Levels of the tree, including leaves and a root within an inode.
     pub fn levels(&self) -> Result<u32> {
         Ok(self.top()?.1 as u32)
     }
 
-    /// Goes to the last record whose rank is at most `rank`. If there is none, stands before the first record.
+    /// Moves to the last record whose rank is at most `rank`. If there is none, moves before the first record.
     pub fn seek_le(&mut self, rank: RankOf<S>) -> Result<Option<RecordOf<S>>> {
         let (behind, found) = self.descend_to(Aim::Rank(rank), |node| {
             let records = node.records();
@@ -121,7 +113,7 @@ impl<S: TreeStore> Editor<S> {
         Ok(found)
     }
 
-    /// The last record whose rank is at most `rank`, and the first behind it.
+    /// The last record whose rank is at most `rank`, and the next one.
     pub fn around(&mut self, rank: RankOf<S>) -> Result<[Option<RecordOf<S>>; 2]> {
         let (behind, before, next) = self.descend_to(Aim::Rank(rank), |node| {
             let records = node.records();
@@ -135,7 +127,7 @@ impl<S: TreeStore> Editor<S> {
         Ok([before, next])
     }
 
-    /// Goes to the first record whose rank is at least `rank`. If there is none, stands behind the last record.
+    /// Moves to the first record whose rank is at least `rank`. If there is none, moves behind the last record.
     pub fn seek_ge(&mut self, rank: RankOf<S>) -> Result<Option<RecordOf<S>>> {
         let (before, found) = self.descend_to(Aim::Rank(rank), |node| {
             let records = node.records();
@@ -147,7 +139,7 @@ impl<S: TreeStore> Editor<S> {
         if found.is_some() { Ok(found) } else { self.next() }
     }
 
-    /// Goes to the record of this rank. If there is none, stands where it would be.
+    /// Moves to the record of this rank. If there is none, moves to where it would be.
     pub fn seek_eq(&mut self, rank: RankOf<S>) -> Result<Option<RecordOf<S>>> {
         let (index, found) = self.descend_to(Aim::Rank(rank), |node| {
             let records = node.records();
@@ -160,7 +152,7 @@ impl<S: TreeStore> Editor<S> {
         Ok(found)
     }
 
-    /// Goes to the first record.
+    /// Moves to the first record.
     pub fn first(&mut self) -> Result<Option<RecordOf<S>>> {
         self.descend(Aim::First)?;
         self.path.on = true;
@@ -168,7 +160,7 @@ impl<S: TreeStore> Editor<S> {
         self.settle()
     }
 
-    /// Goes to the last record.
+    /// Moves to the last record.
     pub fn last(&mut self) -> Result<Option<RecordOf<S>>> {
         self.descend(Aim::Last)?;
         let count = self.at(0, |node| Ok(node.count()))?;
@@ -177,7 +169,7 @@ impl<S: TreeStore> Editor<S> {
         self.get()
     }
 
-    /// The record that it stands on; `None` where it stands between records.
+    /// The record at the cursor. `None` between records.
     pub fn get(&self) -> Result<Option<RecordOf<S>>> {
         if self.path.levels == 0 || !self.path.on {
             return Ok(None);
@@ -186,14 +178,14 @@ impl<S: TreeStore> Editor<S> {
         self.at(0, |node| Ok(node.records().get(index).copied()))
     }
 
-    /// Goes to the next record: the one behind, from where it stands between two. `None`, and it stands behind the
-    /// last one, if there is no more.
+    /// Moves to the next record; from between two records, to the one behind. `None` if there is none; then the cursor
+    /// is behind the last record.
     #[allow(clippy::should_implement_trait, reason = "it is fallible, and one of two directions")]
     pub fn next(&mut self) -> Result<Option<RecordOf<S>>> {
         if self.path.levels == 0 {
             return self.first();
         }
-        let Step { index, .. } = self.path.steps[0];
+        let CursorLevel { index, .. } = self.path.steps[0];
         let index = if self.path.on { index + 1 } else { index };
         let (count, last) = self.at(0, |node| Ok((node.count(), rank_range(node).map(|range| range.1))))?;
         self.path.steps[0].index = index.min(count);
@@ -218,12 +210,12 @@ impl<S: TreeStore> Editor<S> {
         Ok(None)
     }
 
-    /// Goes to the record before. `None`, and it stands before the first one, if there is no more.
+    /// Moves to the previous record. `None` if there is none; then the cursor is before the first record.
     pub fn prev(&mut self) -> Result<Option<RecordOf<S>>> {
         if self.path.levels == 0 {
             return self.last();
         }
-        let Step { index, .. } = self.path.steps[0];
+        let CursorLevel { index, .. } = self.path.steps[0];
         if index > 0 {
             self.path.steps[0].index = index - 1;
             self.path.on = true;
@@ -249,24 +241,24 @@ impl<S: TreeStore> Editor<S> {
         Ok(None)
     }
 
-    /// What stands at the leaf's index, or between records if there is nothing.
+    /// Moves onto the record at the leaf's index, if there is one.
     fn settle(&mut self) -> Result<Option<RecordOf<S>>> {
         let found = self.get()?;
         self.path.on = found.is_some();
         Ok(found)
     }
 
-    /// The root's place, and the number of levels.
-    pub(super) fn top(&self) -> Result<(Place, usize)> {
+    /// The root's place and the number of levels.
+    pub(super) fn top(&self) -> Result<(NodeRef, usize)> {
         let (place, levels) = match self.store.root() {
-            RootRef::Block { pointer, levels } => (Place::Block(pointer), levels as usize),
+            RootRef::Block { pointer, levels } => (NodeRef::Block(pointer), levels as usize),
             RootRef::Inline(fork) => {
                 let node = Node::<TreeOf<S>>::inline_root(fork);
                 let node = node.map_err(|problem| corrupt(&self.store, None, problem))?;
-                (Place::Inline, usize::from(node.level()) + 1)
+                (NodeRef::Inline, usize::from(node.level()) + 1)
             }
         };
-        let least = if place == Place::Inline { 2 } else { 1 };
+        let least = if place == NodeRef::Inline { 2 } else { 1 };
         if levels < least || levels > MAX_LEVELS as usize {
             let problem =
                 FormatError::mismatch(TreeOf::<S>::NAME, "tree depth", levels as u64, MAX_LEVELS.into());
@@ -275,12 +267,12 @@ impl<S: TreeStore> Editor<S> {
         Ok((place, levels))
     }
 
-    /// Goes down from the root. The leaf's index is left to the caller.
+    /// Descends from the root. The leaf's index is left to the caller.
     pub(super) fn descend(&mut self, aim: Aim<RankOf<S>>) -> Result<()> {
         self.descend_to(aim, |_| Ok(()))
     }
 
-    /// Goes down from the root, and looks into the leaf. Its index is left to the caller.
+    /// Descends from the root and inspects the leaf. Its index is left to the caller.
     fn descend_to<R>(
         &mut self,
         aim: Aim<RankOf<S>>,
@@ -289,7 +281,7 @@ impl<S: TreeStore> Editor<S> {
         let (place, levels) = self.top()?;
         self.path.levels = levels;
         self.path.on = false;
-        self.path.steps[levels - 1] = Step { place, index: 0 };
+        self.path.steps[levels - 1] = CursorLevel { node: place, index: 0 };
         if levels == 1 {
             self.hold(place)?;
             return self.read(place, 0, true, look);
@@ -299,15 +291,15 @@ impl<S: TreeStore> Editor<S> {
         self.descend_from(levels - 1, aim, look)
     }
 
-    /// Locks a leaf that is going to be changed.
-    fn hold(&mut self, place: Place) -> Result<()> {
+    /// Locks a leaf that will be changed.
+    fn hold(&mut self, place: NodeRef) -> Result<()> {
         match place.pointer() {
             Some(pointer) if self.to_change => self.store.hold(pointer),
             _ => Ok(()),
         }
     }
 
-    /// Goes down from the child that the path goes through at `level`, and looks into the leaf.
+    /// Descends from the path's child at `level` and inspects the leaf.
     fn descend_from<R>(
         &mut self,
         level: usize,
@@ -323,9 +315,9 @@ impl<S: TreeStore> Editor<S> {
                 let pointer = node.pointer(parent.index);
                 Ok((pointer, node.count() == 1, rank(parent.index), rank(parent.index + 1)))
             })?;
-            let place = Place::Block(self.child(parent.place, pointer)?);
-            // The only child of a root within an inode is as free as a root.
-            let may_be_empty = level == 0 && only && parent.place == Place::Inline;
+            let place = NodeRef::Block(self.child(parent.node, pointer)?);
+            // The only child of a root within an inode may be as empty as a root.
+            let may_be_empty = level == 0 && only && parent.node == NodeRef::Inline;
             if level == 0 {
                 self.hold(place)?;
             }
@@ -341,36 +333,36 @@ impl<S: TreeStore> Editor<S> {
                 let problem = FormatError::new(TreeOf::<S>::NAME, "keys of the block above");
                 return Err(corrupt(&self.store, place.pointer(), problem));
             }
-            self.path.steps[level] = Step { place, index };
+            self.path.steps[level] = CursorLevel { node: place, index };
         }
         seen.ok_or_else(|| self.damage(level, FormatError::new(TreeOf::<S>::NAME, "level")))
     }
 
-    /// The pointer to a child that `parent` holds, if a block can be there.
-    pub(super) fn child(&self, parent: Place, pointer: Option<u64>) -> Result<u64> {
+    /// A child pointer of `parent`, if a block can be there.
+    pub(super) fn child(&self, parent: NodeRef, pointer: Option<u64>) -> Result<u64> {
         pointer.filter(|&pointer| self.store.daddr(pointer).is_some()).ok_or_else(|| {
             let problem = FormatError::value(TreeOf::<S>::NAME, "child pointer", pointer.unwrap_or_default());
             corrupt(&self.store, parent.pointer(), problem)
         })
     }
 
-    /// Reads a block that is met for the first time: it must be of this level and have the tree's owner, and only a
+    /// Reads a block that is met for the first time. It must be of this level and have the tree's owner, and only a
     /// root may be empty.
     pub(super) fn read<R>(
         &self,
-        place: Place,
+        place: NodeRef,
         level: usize,
         may_be_empty: bool,
         look: impl FnOnce(&Node<'_, TreeOf<S>>) -> Result<R>,
     ) -> Result<R> {
-        self.look(place, |node| {
+        self.view(place, |node| {
             let name = TreeOf::<S>::NAME;
             let wrap = |problem| Err(corrupt(&self.store, place.pointer(), problem));
             if usize::from(node.level()) != level {
                 return wrap(FormatError::mismatch(name, "level", node.level().into(), level as u64));
             }
             if let Some(owner) = node.owner()
-                && place != Place::Inline
+                && place != NodeRef::Inline
                 && owner != self.store.owner()
             {
                 return wrap(FormatError::mismatch(name, "owner", owner, self.store.owner()));
@@ -382,19 +374,19 @@ impl<S: TreeStore> Editor<S> {
         })
     }
 
-    /// Looks into a block.
-    pub(super) fn look<R>(
+    /// Inspects a block.
+    pub(super) fn view<R>(
         &self,
-        place: Place,
+        place: NodeRef,
         look: impl FnOnce(&Node<'_, TreeOf<S>>) -> Result<R>,
     ) -> Result<R> {
         let wrap = |problem| corrupt(&self.store, place.pointer(), problem);
         match place {
-            Place::Block(pointer) => {
+            NodeRef::Block(pointer) => {
                 let block = self.store.read(pointer)?;
                 look(&Node::view(&block, self.store.geometry().v5).map_err(wrap)?)
             }
-            Place::Inline => match self.store.root() {
+            NodeRef::Inline => match self.store.root() {
                 RootRef::Inline(fork) => look(&Node::inline_root(fork).map_err(wrap)?),
                 RootRef::Block { pointer, .. } => {
                     Err(wrap(FormatError::value(TreeOf::<S>::NAME, "root", pointer)))
@@ -403,24 +395,24 @@ impl<S: TreeStore> Editor<S> {
         }
     }
 
-    /// Looks into the path's block of this level.
+    /// Inspects the path's block on this level.
     pub(super) fn at<R>(
         &self,
         level: usize,
         look: impl FnOnce(&Node<'_, TreeOf<S>>) -> Result<R>,
     ) -> Result<R> {
-        self.look(self.path.steps[level].place, look)
+        self.view(self.path.steps[level].node, look)
     }
 
-    /// Changes those bytes of a block that `ranges` names.
+    /// Changes the bytes of a block that `ranges` names.
     pub(super) fn change(
         &mut self,
-        place: Place,
+        place: NodeRef,
         ranges: &[Range<usize>],
         change: impl FnOnce(&mut NodeMut<'_, TreeOf<S>>),
     ) -> Result<()> {
         match place {
-            Place::Block(pointer) => {
+            NodeRef::Block(pointer) => {
                 let v5 = self.store.geometry().v5;
                 let bytes = self.store.modify(pointer, ranges)?;
                 let problem = match NodeMut::view(bytes, v5) {
@@ -432,7 +424,7 @@ impl<S: TreeStore> Editor<S> {
                 };
                 Err(corrupt(&self.store, Some(pointer), problem))
             }
-            Place::Inline => {
+            NodeRef::Inline => {
                 let mut fork = match self.store.root() {
                     RootRef::Inline(fork) => fork.to_vec(),
                     RootRef::Block { .. } => Vec::new(),
@@ -445,13 +437,13 @@ impl<S: TreeStore> Editor<S> {
         }
     }
 
-    /// Damage in the path's block of this level.
+    /// Corruption in the path's block on this level.
     pub(crate) fn damage(&self, level: usize, problem: FormatError) -> Error {
-        corrupt(&self.store, self.path.steps[level].place.pointer(), problem)
+        corrupt(&self.store, self.path.steps[level].node.pointer(), problem)
     }
 }
 
-/// The child to go down to.
+/// The child to descend to.
 fn choose<T: Tree>(node: &Node<'_, T>, aim: Aim<T::Rank>) -> usize {
     match aim {
         Aim::First => 0,

@@ -10,7 +10,18 @@ use xfs_format::node_mut::same;
 use xfs_format::records::{AllocRecord, InobtRecord, RefcountRecord, RmapRecord};
 use xfs_format::types::{FileBlock, FsBlock};
 
-/// A tree whose records can be made from a number that orders them, and another one.
+/// Maximum number of blocks that inserting one record can allocate in a tree of this many levels, counting a root
+/// within an inode: every block of a path is split, and the root as well.
+const fn blocks_to_insert(levels: u32) -> u32 {
+    levels + 1
+}
+
+/// Maximum number of blocks that deleting one record can free.
+const fn blocks_freed_by_delete(levels: u32) -> u32 {
+    levels
+}
+
+/// A tree whose records can be made from a number that orders them and another number.
 trait Sample: Tree {
     fn sample(order: u32, content: u32) -> Self::Record;
 }
@@ -49,14 +60,14 @@ impl Sample for Bmbt {
     }
 }
 
-/// How a history is made.
+/// The parameters of a history.
 #[derive(Clone, Copy)]
 struct History {
     seed: u64,
     ops: u32,
     /// Ranks are below this.
     span: u32,
-    /// The whole tree is checked after every so many changes.
+    /// The whole tree is checked after every this many changes.
     check_every: u32,
 }
 
@@ -70,7 +81,7 @@ fn equal<T: Tree>(found: Option<T::Record>, expected: Option<&T::Record>) -> boo
     }
 }
 
-/// The tree holds what the map holds, and is sound.
+/// The tree has the same content as the map, and is sound.
 fn compare<T: Sample>(store: &mut MemoryStore<T>, map: &Map<T>) -> Census {
     store.settle();
     let blocks = store.blocks();
@@ -87,7 +98,7 @@ fn compare<T: Sample>(store: &mut MemoryStore<T>, map: &Map<T>) -> Census {
 fn run<T: Sample>(mut store: MemoryStore<T>, history: History) -> u32 {
     let mut rng = fastrand::Rng::with_seed(history.seed);
     let mut map = Map::<T>::new();
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     let (mut deepest, mut grow, mut style, mut next) = (0, 80, 0, 0);
     for op in 0..history.ops {
         if op % 4096 == 0 {
@@ -109,7 +120,7 @@ fn run<T: Sample>(mut store: MemoryStore<T>, history: History) -> u32 {
                 assert!(equal::<T>(editor.seek_eq(rank).unwrap(), map.get(&rank)));
                 editor.update(record).unwrap();
             } else {
-                // Half of the time from where it happens to stand.
+                // Half of the time from wherever the cursor is.
                 if rng.bool() {
                     assert!(editor.seek_eq(rank).unwrap().is_none());
                 }
@@ -152,9 +163,7 @@ fn run<T: Sample>(mut store: MemoryStore<T>, history: History) -> u32 {
             assert!(equal::<T>(behind, next));
         }
         if op % history.check_every == 0 {
-            let (store, path) = editor.into_parts();
-            deepest = deepest.max(compare(store, &map).levels);
-            editor = Editor::resume(store, path);
+            deepest = deepest.max(compare(editor.store_mut(), &map).levels);
         }
     }
     assert!(equal::<T>(editor.first().unwrap(), map.values().next()));
@@ -172,16 +181,14 @@ fn run<T: Sample>(mut store: MemoryStore<T>, history: History) -> u32 {
         editor.delete().unwrap();
         map.remove(&T::record_rank(&record));
         if (map.len() as u32).is_multiple_of(history.check_every) {
-            let (store, path) = editor.into_parts();
-            compare(store, &map);
-            editor = Editor::resume(store, path);
+            compare(editor.store_mut(), &map);
         }
     }
     assert_eq!(editor.store().blocks(), 1);
     deepest
 }
 
-/// All kinds of trees through histories of so many steps.
+/// Runs all kinds of trees through histories of this many steps.
 fn run_all(seed: u64, ops: u32, check_every: u32, block_log: u8) {
     println!("btree histories: seed {seed}, {ops} steps, blocks of 2^{block_log}");
     let history = History { seed, ops, span: 20_000, check_every };
@@ -209,7 +216,7 @@ fn random_histories_in_large_blocks() {
 /// `cargo test --release -p uxfs-xfs --lib long_histories -- --ignored --nocapture`; `BTREE_SEED` replays a run, and
 /// `BTREE_STEPS` sets its length.
 #[test]
-#[ignore = "minutes"]
+#[ignore = "takes long"]
 fn long_histories() {
     let number = |name| std::env::var(name).ok().map(|value: String| value.parse().expect("a number"));
     let seed = number("BTREE_SEED").unwrap_or_else(|| fastrand::u64(..));
@@ -223,7 +230,7 @@ fn long_histories() {
 fn records_that_come_in_order_fill_blocks() {
     for upwards in [true, false] {
         let mut store = MemoryStore::<Bnobt>::with_block_root(10);
-        let mut editor = Editor::new(&mut store);
+        let mut editor = BtreeCursor::new(&mut store);
         for nth in 0..20_000 {
             let order = if upwards { nth } else { 20_000 - nth };
             editor.insert(Bnobt::sample(order, 1)).unwrap();
@@ -237,7 +244,7 @@ fn records_that_come_in_order_fill_blocks() {
 #[test]
 fn a_record_twice_is_damage() {
     let mut store = MemoryStore::<Bnobt>::with_block_root(10);
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     editor.insert(Bnobt::sample(5, 1)).unwrap();
     assert!(matches!(editor.insert(Bnobt::sample(5, 2)), Err(Error::Corrupt { .. })));
     editor.insert(Bnobt::sample(9, 2)).unwrap();
@@ -248,7 +255,7 @@ fn a_record_twice_is_damage() {
 fn no_more_blocks_is_an_error() {
     let mut store = MemoryStore::<Inobt>::with_block_root(10);
     store.left = 2;
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     let failed = (0..500).find(|&order| editor.insert(Inobt::sample(order, 0)).is_err());
     assert!(failed.is_some());
 }
@@ -256,7 +263,7 @@ fn no_more_blocks_is_an_error() {
 #[test]
 fn a_root_within_an_inode_makes_room_and_gives_up() {
     let mut store = MemoryStore::<Bmbt>::with_inline_root(10, 336, &BmbtKey { startoff: 0.into() });
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     for order in 0..900 {
         editor.insert(Bmbt::sample(order, 1)).unwrap();
     }
@@ -281,7 +288,7 @@ fn damage_is_an_error_and_never_a_circle() {
     for seed in 0..300 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut store = MemoryStore::<Bmbt>::with_inline_root(10, 100, &BmbtKey { startoff: 0.into() });
-        let mut editor = Editor::new(&mut store);
+        let mut editor = BtreeCursor::new(&mut store);
         for _ in 0..1500 {
             let record = Bmbt::sample(rng.u32(0..100_000), 1);
             if editor.seek_eq(record.startoff()).unwrap().is_none() {
@@ -298,7 +305,7 @@ fn damage_is_an_error_and_never_a_circle() {
                 _ => block[rng.usize(4..72)] = rng.u8(..),
             }
         }
-        let mut editor = Editor::new(&mut store);
+        let mut editor = BtreeCursor::new(&mut store);
         for _ in 0..3000 {
             let order = rng.u32(0..100_000);
             let done = if rng.bool() {
@@ -319,10 +326,10 @@ fn damage_is_an_error_and_never_a_circle() {
     }
 }
 
-/// A tree whose leaves and inner blocks are many, in small blocks.
+/// A tree with many leaves and inner blocks, in small blocks.
 fn three_levels() -> MemoryStore<Rmapbt> {
     let mut store = MemoryStore::<Rmapbt>::with_block_root(9);
-    let mut editor = Editor::new(&mut store);
+    let mut editor = BtreeCursor::new(&mut store);
     for order in 0..500 {
         editor.insert(Rmapbt::sample(order, 0)).unwrap();
     }
@@ -330,7 +337,7 @@ fn three_levels() -> MemoryStore<Rmapbt> {
     store
 }
 
-/// The pointers of an inner block, behind header and keys, and how many it has.
+/// The pointers of an inner block, behind header and keys, and their number.
 fn pointers(block: &mut [u8]) -> (&mut [[u8; 4]], usize) {
     let at = Rmapbt::header_len(true) + Rmapbt::max_children(512 - Rmapbt::header_len(true)) * 40;
     let count = usize::from(u16::from_be_bytes([block[6], block[7]]));
@@ -344,7 +351,7 @@ fn level(block: &[u8]) -> u16 {
 #[test]
 fn a_visit_shows_what_is_wanted_in_order() {
     let mut store = three_levels();
-    let editor = Editor::new(&mut store);
+    let editor = BtreeCursor::new(&mut store);
     let mut shown = Vec::new();
     let wanted = |key: &xfs_format::records::RmapKeyPair| {
         key.low.startblock.get() <= 300 && key.high.startblock.get() >= 200
@@ -355,7 +362,7 @@ fn a_visit_shows_what_is_wanted_in_order() {
     };
     editor.visit(wanted, show).unwrap();
     assert!(shown.is_sorted() && shown.first() <= Some(&200) && shown.last() == Some(&250));
-    // Whole leaves, but no more of them than hold such records.
+    // Whole leaves, but no more of them than have such records.
     assert!(shown.len() < 51 + 19, "{}", shown.len());
 }
 
@@ -368,7 +375,7 @@ fn a_visit_meets_no_block_twice() {
     };
     let visit = |store: &mut MemoryStore<Rmapbt>| {
         let mut shown = 0;
-        let done = Editor::new(store).visit(
+        let done = BtreeCursor::new(store).visit(
             |_| true,
             |_| {
                 shown += 1;
@@ -378,7 +385,7 @@ fn a_visit_meets_no_block_twice() {
         done.map(|()| shown)
     };
     assert_eq!(visit(&mut sound.clone()).unwrap(), 500);
-    // All children are one.
+    // All child pointers are the same.
     let mut store = sound.clone();
     for nth in inner(&mut store, 1) {
         let (pointers, count) = pointers(store.block_mut(nth).unwrap());
@@ -386,7 +393,7 @@ fn a_visit_meets_no_block_twice() {
         pointers[..count].fill(first);
     }
     assert!(visit(&mut store).is_err());
-    // The last child of one block is another block's first, which no key of its own block denies.
+    // The last child of one block is another block's first, which its own block's keys do not rule out.
     let mut store = sound.clone();
     let root = inner(&mut store, 2)[0];
     let below = pointers(store.block_mut(root).unwrap()).0[..2].to_vec();

@@ -1,7 +1,7 @@
-//! Records of those parts of a tree that somebody wants: for trees whose keys tell what lies under a child, not only
-//! where it begins.
+//! Records of the parts of a tree that a caller wants, for trees whose keys say what lies below a child, not only where
+//! it begins.
 
-use super::path::{Editor, KeyOf, Place, RankOf, RecordOf, TreeOf};
+use super::path::{BtreeCursor, KeyOf, NodeRef, RankOf, RecordOf, TreeOf};
 use super::{TreeStore, corrupt};
 use crate::error::Result;
 use smallvec::SmallVec;
@@ -9,18 +9,18 @@ use std::ops::ControlFlow;
 use xfs_format::btree::Tree;
 use xfs_format::error::FormatError;
 
-/// A child to go down to, and the ranks between which everything under it must lie.
+/// A child to descend to, and the ranks between which everything below it must lie.
 struct Child<R> {
     pointer: Option<u64>,
     low: Option<R>,
     high: Option<R>,
 }
 
-impl<S: TreeStore> Editor<S> {
-    /// Shows `each` the records, in order, of all leaves whose keys in the blocks above are `wanted`, until it breaks.
-    /// Stays where it stands.
+impl<S: TreeStore> BtreeCursor<S> {
+    /// Calls `each` with the records, in order, of all leaves whose keys in the blocks above are `wanted`, until it
+    /// breaks. The cursor does not move.
     ///
-    /// What lies under a child must lie within the keys around it, at any depth: so no block is met twice, however the
+    /// The content of a child must lie within the keys around it, at any depth. So no block is met twice, however the
     /// tree is damaged.
     pub fn visit(
         &self,
@@ -32,10 +32,10 @@ impl<S: TreeStore> Editor<S> {
         self.visit_under(place, levels - 1, true, &all, &mut wanted, &mut each).map(drop)
     }
 
-    /// As deep as the tree has levels.
+    /// The recursion is as deep as the tree.
     fn visit_under(
         &self,
-        place: Place,
+        place: NodeRef,
         level: usize,
         is_root: bool,
         bounds: &Child<RankOf<S>>,
@@ -68,7 +68,7 @@ impl<S: TreeStore> Editor<S> {
                 .collect())
         })?;
         for bounds in children {
-            let child = Place::Block(self.child(place, bounds.pointer)?);
+            let child = NodeRef::Block(self.child(place, bounds.pointer)?);
             if self.visit_under(child, level - 1, false, &bounds, wanted, each)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -78,7 +78,7 @@ impl<S: TreeStore> Editor<S> {
 
     fn check_bounds(
         &self,
-        place: Place,
+        place: NodeRef,
         mut ranks: impl DoubleEndedIterator<Item = RankOf<S>>,
         bounds: &Child<RankOf<S>>,
     ) -> Result<()> {

@@ -1,11 +1,11 @@
 //! Data blocks of directories: entries, unused pieces, and the list of the largest of these.
 //!
-//! The place and hash of every entry are kept, eight bytes each, to be compared with the index; and of each block
-//! its largest unused piece, for the index of free space.
+//! Hash and offset of every entry are kept, in eight bytes each, for comparison with the index; and the largest unused
+//! piece of each block, for comparison with the free space index.
 
 use super::super::Check;
 use super::super::map::ForkOf;
-use super::super::report::Place;
+use super::super::report::FindingPlace;
 use super::{Spaces, hand_on, hash, mapped_blocks};
 use crate::error::Result;
 use std::collections::HashSet;
@@ -16,31 +16,31 @@ use xfs_format::types::FileBlock;
 
 const NAME: &str = "directory data block";
 
-/// One entry as an index has it: hash, and place divided by 8.
+/// One entry as in an index: hash, and offset divided by 8.
 pub(super) type Hashed = (u32, u32);
 
-/// What the data blocks of a directory hold.
-pub(super) struct Data {
+/// The content of a directory's data blocks.
+pub(super) struct DirData {
     /// The kind of the first block.
     pub(super) kind: Option<DataKind>,
     /// All entries, sorted.
     pub(super) entries: Vec<Hashed>,
     /// The largest unused piece of each block: number of the block, and bytes.
-    pub(super) bests: Vec<(u32, u16)>,
+    pub(super) bestfree: Vec<(u32, u16)>,
 }
 
-/// Checks all data blocks. `None`: not all of them can be read.
+/// Checks all data blocks. `None` if not all of them could be read.
 pub(super) fn check(
     check: &mut Check<'_>,
     fork: &ForkOf<'_>,
     extents: &[Extent],
     spaces: &Spaces,
-) -> Result<Option<Data>> {
+) -> Result<Option<DirData>> {
     let step = u64::from(check.geometry().dir_block_blocks());
-    let mut data = Data { kind: None, entries: Vec::new(), bests: Vec::new() };
+    let mut data = DirData { kind: None, entries: Vec::new(), bestfree: Vec::new() };
     let mut whole = true;
     if mapped_blocks(extents, (0, spaces.leaf), step).next() != Some(0) {
-        check.report.add(Place::inode(fork.ino), FormatError::new(NAME, "first block"));
+        check.report.add(FindingPlace::inode(fork.ino), FormatError::new(NAME, "first block"));
         return Ok(None);
     }
     for at in mapped_blocks(extents, (0, spaces.leaf), step) {
@@ -57,15 +57,15 @@ pub(super) fn check(
     Ok(Some(data))
 }
 
-/// Checks one block, and takes in its entries.
+/// Checks one block and collects its entries.
 fn block(
     check: &mut Check<'_>,
     fork: &ForkOf<'_>,
     extents: &[Extent],
     at: FileBlock,
-    data: &mut Data,
+    data: &mut DirData,
 ) -> Result<bool> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let geometry = check.geometry();
     let (v5, ftype) = (geometry.v5, geometry.ftype);
     let base = at.0 << geometry.block_log;
@@ -140,19 +140,19 @@ fn block(
     Ok(true)
 }
 
-/// The header's list must be of the three largest unused pieces.
+/// The header must list the three largest unused pieces.
 fn check_largest(
     check: &mut Check<'_>,
-    place: Place,
+    place: FindingPlace,
     bytes: &[u8],
     v5: bool,
     mut free: Vec<usize>,
-    (number, data): (u32, &mut Data),
+    (number, data): (u32, &mut DirData),
 ) {
     free.sort_unstable_by(|a, b| b.cmp(a));
     let largest = free.first().copied().unwrap_or(0);
-    data.bests.push((number, u16::try_from(largest).unwrap_or(u16::MAX)));
-    // That those listed are there was checked; here, that none that is larger was left out.
+    data.bestfree.push((number, u16::try_from(largest).unwrap_or(u16::MAX)));
+    // The listed pieces were checked to exist. This checks that no larger piece was left out.
     let at = if v5 { 48 } else { 4 };
     for nth in 0..3 {
         let listed = bytes
@@ -166,14 +166,14 @@ fn check_largest(
     }
 }
 
-/// No name may come twice. Names of one hash are few, unless somebody made them so; they are read again.
+/// No name may come twice. Names with the same hash are rare, unless somebody crafted them; they are read again.
 fn check_twice(
     check: &mut Check<'_>,
     fork: &ForkOf<'_>,
     extents: &[Extent],
     entries: &[Hashed],
 ) -> Result<()> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let geometry = check.geometry();
     let (v5, ftype, size) = (geometry.v5, geometry.ftype, u64::from(geometry.dir_block_size()));
     let blocks = geometry.dir_block_blocks();

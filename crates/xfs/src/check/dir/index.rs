@@ -1,12 +1,13 @@
-//! The indexes of a directory of several blocks: by hash, each entry there and back; and of free space, each data
-//! block's largest unused piece, in the tail of a single leaf or in blocks of their own.
+//! The indexes of a directory with several blocks: the hash index, in which each entry is compared in both directions;
+//! and the free space index with each data block's largest unused piece, in the tail of a single leaf or in blocks of
+//! its own.
 
 use super::super::Check;
-use super::super::da_tree::{Index, LeafBlock, walk};
+use super::super::da_tree::{IndexFork, LeafBlock, walk};
 use super::super::map::ForkOf;
-use super::super::report::Place;
+use super::super::report::FindingPlace;
 use super::Spaces;
-use super::data::{Data, Hashed};
+use super::data::{DirData, Hashed};
 use super::mapped_blocks;
 use crate::error::Result;
 use xfs_format::bmbt::Extent;
@@ -16,7 +17,7 @@ use xfs_format::types::FileBlock;
 
 const NAME: &str = "directory leaf block";
 const FREE_NAME: &str = "directory free block";
-/// What stands for a data block that is not there.
+/// The value for a data block that does not exist.
 const NO_BLOCK: u16 = 0xffff;
 
 /// Checks both indexes.
@@ -25,15 +26,15 @@ pub(super) fn check(
     fork: &ForkOf<'_>,
     extents: &[Extent],
     spaces: &Spaces,
-    data: &Data,
+    data: &DirData,
 ) -> Result<()> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     if !spaces.has_index {
         check.report.add(place, FormatError::new("directory", "index: there is none"));
         return Ok(());
     }
     let step = u64::from(check.geometry().dir_block_blocks());
-    let index = Index {
+    let index = IndexFork {
         fork,
         extents,
         root: spaces.leaf,
@@ -62,15 +63,15 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Takes in one leaf; says whether it is a single one.
+/// Processes one leaf. Returns whether it is a single one.
 fn leaf(
     check: &mut Check<'_>,
     fork: &ForkOf<'_>,
     block: &LeafBlock,
-    data: &Data,
+    data: &DirData,
     found: &mut Vec<Hashed>,
 ) -> bool {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let leaf = match Leaf::parse(&block.bytes, check.geometry().v5) {
         Ok(leaf) => leaf,
         Err(problem) => {
@@ -89,18 +90,18 @@ fn leaf(
         check.report.add(place, FormatError::value(NAME, "magic of a leaf in a tree", block.at.0));
     }
     if single {
-        let bests: Vec<u16> = leaf.bests.iter().map(|best| best.get()).collect();
-        let due = data.bests.last().map_or(0, |last| u64::from(last.0) + 1);
+        let bests: Vec<u16> = leaf.bestfree.iter().map(|best| best.get()).collect();
+        let due = data.bestfree.last().map_or(0, |last| u64::from(last.0) + 1);
         if check.report.same(place, NAME, "table size", bests.len() as u64, due) {
-            compare_bests(check, place, NAME, (0, &bests), &data.bests);
+            compare_bestfree(check, place, NAME, (0, &bests), &data.bestfree);
         }
     }
     single
 }
 
-/// Each entry of the data must be in the index, and the reverse; both are sorted.
+/// Each entry of the data must be in the index, and vice versa. Both are sorted.
 pub(super) fn compare(check: &mut Check<'_>, fork: &ForkOf<'_>, entries: &[Hashed], index: &[Hashed]) {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let (mut entries, mut index) = (entries.iter().peekable(), index.iter().peekable());
     while !check.report.stopped() {
         let (what, at) = match (entries.peek(), index.peek()) {
@@ -126,10 +127,10 @@ pub(super) fn compare(check: &mut Check<'_>, fork: &ForkOf<'_>, entries: &[Hashe
     }
 }
 
-/// Compares a table of largest unused pieces, which begins with data block `first`, with what the blocks have.
-fn compare_bests(
+/// Compares a table of largest unused pieces, which begins with data block `first`, with the blocks.
+fn compare_bestfree(
     check: &mut Check<'_>,
-    place: Place,
+    place: FindingPlace,
     structure: &'static str,
     (first, table): (u32, &[u16]),
     bests: &[(u32, u16)],
@@ -137,21 +138,21 @@ fn compare_bests(
     for (number, best) in (first..).zip(table) {
         let due = bests.binary_search_by_key(&number, |best| best.0).map_or(NO_BLOCK, |at| bests[at].1);
         if !check.report.same(place, structure, "largest free space of a block", *best, due) {
-            // One line a table is enough to say that it is not right.
+            // One finding per table is enough.
             return;
         }
     }
 }
 
-/// Checks the blocks of the index of free space.
+/// Checks the blocks of the free space index.
 fn free_blocks(
     check: &mut Check<'_>,
     fork: &ForkOf<'_>,
     extents: &[Extent],
     spaces: &Spaces,
-    data: &Data,
+    data: &DirData,
 ) -> Result<()> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let geometry = check.geometry();
     let (v5, blocks) = (geometry.v5, geometry.dir_block_blocks());
     let step = u64::from(blocks);
@@ -173,14 +174,15 @@ fn free_blocks(
         {
             return Ok(());
         }
-        let table: Vec<u16> = free.bests.iter().map(|best| best.get()).collect();
+        let table: Vec<u16> = free.bestfree.iter().map(|best| best.get()).collect();
         let used = table.iter().filter(|&&best| best != NO_BLOCK).count();
         report.same(place, FREE_NAME, "used count", free.used, used as u64);
-        compare_bests(check, place, FREE_NAME, (free.first_db, &table), &data.bests);
+        compare_bestfree(check, place, FREE_NAME, (free.first_db, &table), &data.bestfree);
         let end = u64::from(free.first_db) + table.len() as u64;
-        let from = data.bests.partition_point(|best| best.0 < free.first_db);
-        seen += data.bests.get(from..).map_or(0, |rest| rest.partition_point(|best| u64::from(best.0) < end));
+        let from = data.bestfree.partition_point(|best| best.0 < free.first_db);
+        seen +=
+            data.bestfree.get(from..).map_or(0, |rest| rest.partition_point(|best| u64::from(best.0) < end));
     }
-    check.report.same(place, FREE_NAME, "data blocks in all tables", seen as u64, data.bests.len() as u64);
+    check.report.same(place, FREE_NAME, "data blocks in all tables", seen as u64, data.bestfree.len() as u64);
     Ok(())
 }

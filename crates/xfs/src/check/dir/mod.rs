@@ -1,5 +1,5 @@
-//! Directories in every form. Their names go to `links`; what they are made of is checked here: entries inside the
-//! inode (`short`), data blocks (`data`), the index by hash and the index of free space (`index`).
+//! Directories in every form. Their names are passed on to `links`. The directories themselves are checked here:
+//! entries inside the inode (`short`), data blocks (`data`), the hash index and the free space index (`index`).
 
 mod data;
 mod index;
@@ -7,8 +7,8 @@ mod short;
 
 use super::inode_table::DIRECTORY;
 use super::links::{self, Entry};
-use super::map::{self, ForkOf, Map, Which};
-use super::report::Place;
+use super::map::{self, ForkOf, Map, WhichFork};
+use super::report::FindingPlace;
 use super::{Check, inode};
 use crate::error::Result;
 use xfs_format::bmbt::Extent;
@@ -44,7 +44,7 @@ fn check_directory(check: &mut Check<'_>, ino: InodeNumber) -> Result<()> {
     check.report.counts.directories += 1;
     check.links.add_directory(ino);
     check.parents.enter(ino, core.generation);
-    let fork = ForkOf { ino, core: &core, bytes: &bytes, which: Which::Data };
+    let fork = ForkOf { ino, core: &core, bytes: &bytes, which: WhichFork::Data };
     let whole = if fork.format() == Some(ForkFormat::Local) {
         short::check(check, &fork)
     } else {
@@ -57,12 +57,12 @@ fn check_directory(check: &mut Check<'_>, ino: InodeNumber) -> Result<()> {
     Ok(())
 }
 
-/// Checks a directory in blocks. `false`: not all names are known.
+/// Checks a directory in blocks. Returns `false` if not all names are known.
 fn check_blocks(check: &mut Check<'_>, fork: &ForkOf<'_>, map: &Map) -> Result<bool> {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let extents = &map.extents;
     if extents.is_empty() {
-        // One that was removed and is open still has nothing any more.
+        // A removed directory that is still open has nothing left.
         if fork.core.nlink != 0 {
             check.report.add(place, FormatError::new(NAME, "no blocks"));
         }
@@ -83,13 +83,13 @@ fn check_blocks(check: &mut Check<'_>, fork: &ForkOf<'_>, map: &Map) -> Result<b
     Ok(true)
 }
 
-/// The three spaces of a directory's fork, in blocks of the volume.
+/// The three spaces of a directory's fork, in file system blocks.
 struct Spaces {
-    /// Where the hash index begins.
+    /// The start of the hash index.
     leaf: u64,
-    /// Where the index of free space begins.
+    /// The start of the free space index.
     free: u64,
-    /// The block behind the last of the data.
+    /// The end of the data.
     data_end: u64,
     has_index: bool,
     has_free: bool,
@@ -112,7 +112,7 @@ impl Spaces {
     }
 }
 
-/// The directory blocks of a fork from one of its blocks to another, by the first block of each.
+/// The mapped directory blocks of a fork in a range, by the first block of each.
 fn mapped_blocks(extents: &[Extent], (from, to): (u64, u64), step: u64) -> impl Iterator<Item = u64> + '_ {
     let first = extents.partition_point(|extent| extent.end().0 <= from);
     let mut behind = from;
@@ -124,12 +124,12 @@ fn mapped_blocks(extents: &[Extent], (from, to): (u64, u64), step: u64) -> impl 
     })
 }
 
-/// The hash of a name as this volume has it.
+/// The hash of a name on this volume.
 fn hash(check: &Check<'_>, name: &[u8]) -> u32 {
     if check.geometry().ascii_ci { ascii_ci_hash(name) } else { name_hash(name) }
 }
 
-/// Hands a name on.
+/// Passes a name on.
 fn hand_on(check: &mut Check<'_>, dir: InodeNumber, name: &[u8], inode: InodeNumber, file_type: DirFileType) {
     let keeps_type = check.geometry().ftype;
     links::entry(check, &Entry { dir, name, inode, file_type }, keeps_type);

@@ -2,7 +2,7 @@
 
 use super::super::Check;
 use super::super::map::ForkOf;
-use super::super::report::Place;
+use super::super::report::FindingPlace;
 use super::hand_on;
 use std::collections::HashSet;
 use xfs_format::dir::{DirFileType, ShortDir, data_entry_len};
@@ -10,9 +10,9 @@ use xfs_format::error::FormatError;
 
 const NAME: &str = "short directory";
 
-/// Checks one. `false`: not all names are known.
+/// Checks one. Returns `false` if not all names are known.
 pub(super) fn check(check: &mut Check<'_>, fork: &ForkOf<'_>) -> bool {
-    let place = Place::inode(fork.ino);
+    let place = FindingPlace::inode(fork.ino);
     let geometry = check.geometry();
     let (v5, ftype, block) = (geometry.v5, geometry.ftype, geometry.dir_block_size() as usize);
     let size = usize::try_from(fork.core.size).unwrap_or(usize::MAX);
@@ -31,7 +31,7 @@ pub(super) fn check(check: &mut Check<'_>, fork: &ForkOf<'_>) -> bool {
     hand_on(check, fork.ino, b".", fork.ino, DirFileType::Directory);
     hand_on(check, fork.ino, b"..", dir.parent, DirFileType::Directory);
     let mut names: HashSet<&[u8]> = HashSet::new();
-    // It must fit one block with its index, to be made one when it grows.
+    // It must fit into one block with its index, because it moves there when it grows.
     let (mut end, mut count) = (0, 2);
     for entry in dir.entries() {
         let entry = match entry {

@@ -1,21 +1,21 @@
 //! Directories of one block.
 
 use super::find::{Found, read_data, view_data};
-use super::tree::Block;
-use super::{New, Shape, convert, leaf};
+use super::{DirGeometry, EntryToAdd, convert, leaf};
+use crate::da::edit::Block;
 use crate::dir::NAME;
 use crate::error::{Error, Result};
 use crate::fork::ForkMut;
 use xfs_format::dir::{DataEdit, DataKind, LeafEntry};
 use xfs_format::error::FormatError;
 
-pub(super) fn add(fork: &mut dyn ForkMut, mut block: Block, new: &New<'_>) -> Result<()> {
-    let shape = Shape::of(fork)?;
+pub(super) fn add(fork: &mut dyn ForkMut, mut block: Block, new: &EntryToAdd<'_>) -> Result<()> {
+    let shape = DirGeometry::of(fork)?;
     let place = block.place;
     let mut edit = DataEdit::new(&mut block.image, shape.v5, shape.ftype);
     let mut at = edit.add(new.data).map_err(|problem| place.bad(problem))?;
     if at.is_none() {
-        // Stale entries of the index stand where data could.
+        // Stale index entries take space that data could use.
         edit.index_compact().map_err(|problem| place.bad(problem))?;
         at = edit.add(new.data).map_err(|problem| place.bad(problem))?;
     }
@@ -29,7 +29,7 @@ pub(super) fn add(fork: &mut dyn ForkMut, mut block: Block, new: &New<'_>) -> Re
 }
 
 pub(super) fn remove(fork: &mut dyn ForkMut, mut block: Block, found: &Found) -> Result<()> {
-    let shape = Shape::of(fork)?;
+    let shape = DirGeometry::of(fork)?;
     let place = block.place;
     let mut edit = DataEdit::new(&mut block.image, shape.v5, shape.ftype);
     edit.index_remove(found.slot).map_err(|problem| place.bad(problem))?;
@@ -37,8 +37,8 @@ pub(super) fn remove(fork: &mut dyn ForkMut, mut block: Block, found: &Found) ->
     convert::write_block_or_short(fork, block)
 }
 
-/// Reads the only block, to change it.
-pub(super) fn read(fork: &mut dyn ForkMut, shape: &Shape) -> Result<Block> {
+/// Reads the only block in order to change it.
+pub(super) fn read(fork: &mut dyn ForkMut, shape: &DirGeometry) -> Result<Block> {
     let block = read_data(fork, shape, 0)?;
     let place = block.place;
     if view_data(&block, shape)?.kind != DataKind::Block {

@@ -1,32 +1,32 @@
-//! From one form of directory to the next, both ways.
+//! Converting directories from one form to the next, in both directions.
 //!
-//! Each way down begins where a removal ends, with blocks that were changed and not written yet: what is about to be
-//! given back is not logged first.
+//! Each conversion to a smaller form begins where a removal ends, with blocks that were changed and not written yet. So
+//! a block that is about to be freed is not logged first.
 
 use super::find::read_pure_data;
-use super::tree::Block;
-use super::{Shape, free, leaf, short, space};
+use super::{DirGeometry, free, leaf, short, space};
+use crate::da::edit::Block;
 use crate::dir::{NAME, hash_index};
 use crate::error::{Error, Result};
 use crate::fork::ForkMut;
 use xfs_format::da::{block_magic, name_hash};
 use xfs_format::dir::{
-    BEST_NONE, DataBlock, DataEdit, DataItem, DirFileType, FreeEdit, Leaf, LeafEdit, LeafEntry, LeafKind,
+    BESTFREE_NONE, DataBlock, DataEdit, DataItem, DirFileType, FreeEdit, Leaf, LeafEdit, LeafEntry, LeafKind,
     NewDataEntry, ShortDir, ShortImage, ShortRow,
 };
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
-/// Bytes of an index entry, of the counts at the end of a block-form directory, of a place in a table of free space,
-/// and of the count at the end of a leaf that has one.
+/// Bytes of an index entry, of the counts at the end of a block-form directory, of an entry in a free space table, and
+/// of the count at the end of a leaf that has such a table.
 const ENTRY: usize = 8;
 const BLOCK_TAIL: usize = 8;
 const BEST: usize = 2;
 const LEAF_TAIL: usize = 4;
 
-/// Moves a directory out of the inode. Entries keep their places.
+/// Moves a directory out of the inode. Entries keep their offsets.
 pub(super) fn short_to_block(fork: &mut dyn ForkMut, dir: &ShortImage) -> Result<()> {
-    let shape = Shape::of(fork)?;
+    let shape = DirGeometry::of(fork)?;
     let own = fork.inode();
     fork.set_extents()?;
     fork.set_size(0);
@@ -64,9 +64,9 @@ pub(super) fn write_block_or_short(fork: &mut dyn ForkMut, block: Block) -> Resu
     }
 }
 
-/// The directory in short form, if the inode has room for that.
+/// The directory in short form, if it fits into the inode.
 fn fits_inode(fork: &dyn ForkMut, block: &Block) -> Result<Option<ShortImage>> {
-    let shape = Shape::of(fork)?;
+    let shape = DirGeometry::of(fork)?;
     let bad = |problem| block.place.bad(problem);
     let view = DataBlock::parse(block.image.bytes(), shape.v5, shape.ftype).map_err(bad)?;
     let names = view.index.len().saturating_sub(view.stale() as usize + 2);
@@ -102,7 +102,7 @@ fn fits_inode(fork: &dyn ForkMut, block: &Block) -> Result<Option<ShortImage>> {
 
 /// Moves the index of a block-form directory into a leaf, which is not written yet.
 pub(super) fn block_to_leaf(fork: &mut dyn ForkMut, mut block: Block) -> Result<Block> {
-    let shape = Shape::of(fork)?;
+    let shape = DirGeometry::of(fork)?;
     let place = block.place;
     let bad = |problem| place.bad(problem);
     let view = DataBlock::parse(block.image.bytes(), shape.v5, shape.ftype).map_err(bad)?;
@@ -115,30 +115,32 @@ pub(super) fn block_to_leaf(fork: &mut dyn ForkMut, mut block: Block) -> Result<
     let mut leaf = Block::map(fork, FileBlock(index.root), index.blocks, index.verifier)?;
     let stamp = leaf.stamp(fork);
     let mut edit = LeafEdit::format(&mut leaf.image, &stamp, LeafKind::Single).map_err(bad)?;
-    edit.set_bests(&[longest]).map_err(bad)?;
+    edit.set_bestfrees(&[longest]).map_err(bad)?;
     edit.set_entries(&live).map_err(bad)?;
     Ok(leaf)
 }
 
-/// Writes the only leaf of a directory that lost an entry, or takes its content into the one data block left.
+/// Writes the only leaf of a directory that lost an entry, or moves its content into the last remaining data block.
 pub(super) fn write_leaf_or_block(fork: &mut dyn ForkMut, mut leaf: Block) -> Result<()> {
-    let shape = Shape::of(fork)?;
+    let shape = DirGeometry::of(fork)?;
     let place = leaf.place;
     let bad = |problem| place.bad(problem);
-    // Data blocks with nothing in them at the end are left behind by who had no room to give them back.
+    // Empty data blocks at the end are left over from removals that had no room to free them.
     loop {
         let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
-        let bests = leaf::table(&edit).map_err(bad)?;
-        let (Some(&last), true) = (bests.last(), bests.len() > 1) else {
+        let bestfree = leaf::table(&edit).map_err(bad)?;
+        let (Some(&last), true) = (bestfree.last(), bestfree.len() > 1) else {
             break;
         };
-        if last != BEST_NONE && usize::from(last) < DataEdit::longest_when_empty(shape.block_size, shape.v5) {
+        if last != BESTFREE_NONE
+            && usize::from(last) < DataEdit::longest_when_empty(shape.block_size, shape.v5)
+        {
             return leaf.write(fork);
         }
-        let db = bests.len() - 1;
-        edit.set_best(db, BEST_NONE).map_err(bad)?;
+        let db = bestfree.len() - 1;
+        edit.set_bestfree(db, BESTFREE_NONE).map_err(bad)?;
         leaf::trim(&mut edit).map_err(bad)?;
-        if last != BEST_NONE {
+        if last != BESTFREE_NONE {
             let data = read_pure_data(fork, &shape, db as u64)?;
             expect_empty(&data, &shape)?;
             space::drop_data(fork, &shape, db as u64, data)?;
@@ -162,7 +164,7 @@ pub(super) fn write_leaf_or_block(fork: &mut dyn ForkMut, mut leaf: Block) -> Re
     write_block_or_short(fork, data)
 }
 
-fn expect_empty(data: &Block, shape: &Shape) -> Result<()> {
+fn expect_empty(data: &Block, shape: &DirGeometry) -> Result<()> {
     let bad = |problem| data.place.bad(problem);
     let view = DataBlock::parse(data.image.bytes(), shape.v5, shape.ftype).map_err(bad)?;
     let longest = usize::from(view.largest_free()[0].1);
@@ -172,27 +174,27 @@ fn expect_empty(data: &Block, shape: &Shape) -> Result<()> {
     Ok(())
 }
 
-/// Moves the table of free space out of the only leaf, which becomes the first of a tree.
+/// Moves the free space table out of the only leaf, which becomes the first of a tree.
 pub(super) fn leaf_to_node(fork: &mut dyn ForkMut, mut leaf: Block) -> Result<()> {
-    let shape = Shape::of(fork)?;
+    let shape = DirGeometry::of(fork)?;
     let place = leaf.place;
     let bad = |problem| place.bad(problem);
     let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
-    let bests = leaf::table(&edit).map_err(bad)?;
-    if bests.len() as u64 > shape.data_count(fork)? {
-        return Err(bad(FormatError::value(NAME, "table size", bests.len() as u64)));
+    let bestfree = leaf::table(&edit).map_err(bad)?;
+    if bestfree.len() as u64 > shape.data_count(fork)? {
+        return Err(bad(FormatError::value(NAME, "table size", bestfree.len() as u64)));
     }
     edit.set_kind(LeafKind::OfTree).map_err(bad)?;
     let mut free = free::make(fork, &shape, 0)?;
     let mut edit = FreeEdit::new(&mut free.image, shape.v5);
-    for (db, &best) in bests.iter().enumerate() {
+    for (db, &best) in bestfree.iter().enumerate() {
         edit.set(db, best).map_err(bad)?;
     }
     free.write(fork)?;
     leaf.write(fork)
 }
 
-/// After a change of the tree: a lone leaf may take the table of free space in again.
+/// After a change of the tree: a single leaf may take the free space table back.
 pub(super) fn node_to_leaf(fork: &mut dyn ForkMut) -> Result<()> {
     let index = hash_index(fork.geometry());
     let at = FileBlock(index.root);
@@ -203,7 +205,7 @@ pub(super) fn node_to_leaf(fork: &mut dyn ForkMut) -> Result<()> {
 
 /// Writes a leaf that is the whole tree, or makes it the directory's only index block.
 pub(super) fn write_lone_leaf_or_leaf(fork: &mut dyn ForkMut, mut leaf: Block) -> Result<()> {
-    let shape = Shape::of(fork)?;
+    let shape = DirGeometry::of(fork)?;
     let place = leaf.place;
     let bad = |problem| place.bad(problem);
     if !drop_empty_free(fork, &shape)? {
@@ -211,22 +213,22 @@ pub(super) fn write_lone_leaf_or_leaf(fork: &mut dyn ForkMut, mut leaf: Block) -
     }
     let free = free::read(fork, &shape, 0)?;
     let free = free.ok_or_else(|| bad(FormatError::new(NAME, "first free block")))?;
-    let bests: Vec<u16> = free::view(&free, &shape)?.bests.iter().map(|best| best.get()).collect();
+    let bestfree: Vec<u16> = free::view(&free, &shape)?.bestfree.iter().map(|best| best.get()).collect();
     let live = Leaf::parse(leaf.image.bytes(), shape.v5).map_err(bad)?.live();
     let room = LeafEdit::room(shape.block_size, None, shape.v5);
-    if live.len() * ENTRY + bests.len() * BEST + LEAF_TAIL > room {
+    if live.len() * ENTRY + bestfree.len() * BEST + LEAF_TAIL > room {
         return leaf.write(fork);
     }
     let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
     edit.set_entries(&live).map_err(bad)?;
     edit.set_kind(LeafKind::Single).map_err(bad)?;
-    edit.set_bests(&bests).map_err(bad)?;
+    edit.set_bestfrees(&bestfree).map_err(bad)?;
     free.unmap(fork)?;
     write_leaf_or_block(fork, leaf)
 }
 
-/// Gives free blocks behind the first back, if they tell of nothing. Whether the first is the only one now.
-fn drop_empty_free(fork: &mut dyn ForkMut, shape: &Shape) -> Result<bool> {
+/// Frees free blocks after the first, if they describe no data block. Returns whether only the first is left.
+fn drop_empty_free(fork: &mut dyn ForkMut, shape: &DirGeometry) -> Result<bool> {
     let first = free::free_at(fork, shape, 0);
     while let Some(mapped) = fork.next_mapped(free::free_at(fork, shape, 1))? {
         let block = free::read(fork, shape, (mapped.0 - first.0) / u64::from(shape.blocks))?;

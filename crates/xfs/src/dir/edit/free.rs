@@ -1,44 +1,44 @@
-//! The free-space index of node form: which data blocks there are, and the longest unused piece of each.
+//! The free space index of node form: which data blocks there are, and the longest unused piece of each.
 //!
-//! Invariants: data block `db` is told of in free block `db / places`; a free block that tells of no data block is
-//! given back (the first always tells of the first).
+//! Invariants: free block `db / places` describes data block `db`. A free block that describes no data block is freed
+//! (the first one always describes the first data block).
 
-use super::Shape;
-use super::tree::{Block, scatter};
+use super::DirGeometry;
 use crate::da::check_owner;
+use crate::da::edit::{Block, scatter};
 use crate::dir::NAME;
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
-use xfs_format::dir::{BEST_NONE, FREE, FREE_SPACE, FreeBlock, FreeEdit};
+use xfs_format::dir::{BESTFREE_NONE, FREE, FREE_SPACE, FreeBlock, FreeEdit};
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
-/// Free blocks that a search for room looks into: the last ones, and others by chance. Each tells of 2,000 data
-/// blocks where blocks have 4 KiB, so that almost every directory is searched whole.
+/// How many free blocks a search for room reads: the last ones, and some at random. With 4 KiB blocks each describes
+/// 2,000 data blocks, so almost every directory is searched completely.
 const LOOK_LAST: u64 = 8;
 const LOOK_ELSEWHERE: u64 = 8;
 
 /// Where there is room for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
-    /// In a data block that is there.
+pub(super) enum FreeSlot {
+    /// In this existing data block.
     In(u64),
-    /// In a data block to be made at a place that is free.
+    /// In a new data block with this number.
     New(u64),
 }
 
-/// Places in the table of one free block.
-fn places(shape: &Shape) -> u64 {
+/// Data blocks that one free block describes.
+fn places(shape: &DirGeometry) -> u64 {
     FreeEdit::capacity(shape.block_size, shape.v5) as u64
 }
 
 /// Where free block `fdb` lies.
-pub(super) fn free_at(fork: &dyn Fork, shape: &Shape, fdb: u64) -> FileBlock {
+pub(super) fn free_at(fork: &dyn Fork, shape: &DirGeometry, fdb: u64) -> FileBlock {
     FileBlock((FREE_SPACE >> fork.geometry().block_log) + fdb * u64::from(shape.blocks))
 }
 
-/// Reads free block `fdb` to change it, if it is there.
-pub(super) fn read(fork: &mut dyn ForkMut, shape: &Shape, fdb: u64) -> Result<Option<Block>> {
+/// Reads free block `fdb`, if it exists, in order to change it.
+pub(super) fn read(fork: &mut dyn ForkMut, shape: &DirGeometry, fdb: u64) -> Result<Option<Block>> {
     let at = free_at(fork, shape, fdb);
     let mapped = fork.next_mapped(at)?;
     if mapped.is_none_or(|mapped| mapped.0 >= at.0 + u64::from(shape.blocks)) {
@@ -55,18 +55,18 @@ pub(super) fn read(fork: &mut dyn ForkMut, shape: &Shape, fdb: u64) -> Result<Op
     Ok(Some(block))
 }
 
-pub(super) fn view<'a>(block: &'a Block, shape: &Shape) -> Result<FreeBlock<'a>> {
+pub(super) fn view<'a>(block: &'a Block, shape: &DirGeometry) -> Result<FreeBlock<'a>> {
     FreeBlock::parse(block.bytes(), shape.v5).map_err(|problem| block.place.bad(problem))
 }
 
-/// Finds room for `need` bytes, with the free block that tells of it. The search looks into a bounded number of free
-/// blocks: what lies in others is found by later searches, with another `seed`.
+/// Finds room for `need` bytes. Returns also the free block that describes it. The search reads a bounded number of
+/// free blocks. Later searches, with another `seed`, find room in others.
 pub(super) fn find_room(
     fork: &mut dyn ForkMut,
-    shape: &Shape,
+    shape: &DirGeometry,
     need: usize,
     seed: u32,
-) -> Result<(Room, Option<Block>)> {
+) -> Result<(FreeSlot, Option<Block>)> {
     let count = shape.data_count(fork)?;
     let last = (count - 1) / places(shape);
     let near = (0..LOOK_LAST).map_while(|back| last.checked_sub(back));
@@ -81,23 +81,23 @@ pub(super) fn find_room(
             continue;
         };
         let view = view(&block, shape)?;
-        let room = |best: u16| best != BEST_NONE && usize::from(best) >= need;
-        if let Some(slot) = view.bests.iter().rposition(|best| room(best.get())) {
-            return Ok((Room::In(first + slot as u64), Some(block)));
+        let room = |best: u16| best != BESTFREE_NONE && usize::from(best) >= need;
+        if let Some(slot) = view.bestfree.iter().rposition(|best| room(best.get())) {
+            return Ok((FreeSlot::In(first + slot as u64), Some(block)));
         }
-        if u64::from(view.used) < view.bests.len() as u64 {
-            let slot = view.bests.iter().position(|best| best.get() == BEST_NONE);
+        if u64::from(view.used) < view.bestfree.len() as u64 {
+            let slot = view.bestfree.iter().position(|best| best.get() == BESTFREE_NONE);
             hole = slot.map(|slot| first + slot as u64).or(hole);
         }
     }
-    Ok((Room::New(hole.filter(|&hole| hole < count).unwrap_or(count)), None))
+    Ok((FreeSlot::New(hole.filter(|&hole| hole < count).unwrap_or(count)), None))
 }
 
-/// Tells the longest unused piece of data block `db`; [`BEST_NONE`]: it is there no more. `free`: the block that tells of
-/// it, if that was read; `new`: the data block is.
+/// Records the longest unused piece of data block `db`, or [`BESTFREE_NONE`] if it no longer exists. `free` is its free
+/// block, if that was read; `new` says that the data block is new.
 pub(super) fn tell(
     fork: &mut dyn ForkMut,
-    shape: &Shape,
+    shape: &DirGeometry,
     free: Option<Block>,
     (db, best): (u64, u16),
     new: bool,
@@ -123,8 +123,8 @@ pub(super) fn tell(
     block.write(fork)
 }
 
-/// Makes free block `fdb`, which tells of no data block yet.
-pub(super) fn make(fork: &mut dyn ForkMut, shape: &Shape, fdb: u64) -> Result<Block> {
+/// Makes free block `fdb`, which describes no data block yet.
+pub(super) fn make(fork: &mut dyn ForkMut, shape: &DirGeometry, fdb: u64) -> Result<Block> {
     let first = u32::try_from(fdb * places(shape))
         .map_err(|_| Error::corrupt_inode(fork.inode(), FormatError::value(NAME, "free block", fdb)))?;
     let at = free_at(fork, shape, fdb);

@@ -1,28 +1,28 @@
-//! Directories with one leaf, which also tells the free space of each data block.
+//! Directories with one leaf, which also has the free space of each data block.
 
 use super::find::{Found, expect_data, read_pure_data};
-use super::tree::Block;
-use super::{New, Shape, convert, node, space};
+use super::{DirGeometry, EntryToAdd, convert, node, space};
+use crate::da::edit::Block;
 use crate::dir::NAME;
 use crate::error::Result;
 use crate::fork::ForkMut;
-use xfs_format::dir::{BEST_NONE, DataEdit, LeafEdit, LeafEntry};
+use xfs_format::dir::{BESTFREE_NONE, DataEdit, LeafEdit, LeafEntry};
 use xfs_format::error::FormatError;
 
-/// Bytes of an entry of the leaf, and of a place in its table.
+/// Bytes of an entry of the leaf, and of an entry of its free space table.
 const ENTRY: usize = 8;
 const BEST: usize = 2;
 
-pub(super) fn add(fork: &mut dyn ForkMut, mut leaf: Block, new: &New<'_>) -> Result<()> {
-    let shape = Shape::of(fork)?;
+pub(super) fn add(fork: &mut dyn ForkMut, mut leaf: Block, new: &EntryToAdd<'_>) -> Result<()> {
+    let shape = DirGeometry::of(fork)?;
     let place = leaf.place;
     let bad = |problem| place.bad(problem);
     let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
-    let mut bests = table(&edit).map_err(bad)?;
-    let known = bests.iter().position(|&best| best != BEST_NONE && usize::from(best) >= new.need);
-    let hole = || bests.iter().position(|&best| best == BEST_NONE);
-    let db = known.or_else(hole).unwrap_or(bests.len());
-    let grows = if db == bests.len() { BEST } else { 0 };
+    let mut bestfree = table(&edit).map_err(bad)?;
+    let known = bestfree.iter().position(|&best| best != BESTFREE_NONE && usize::from(best) >= new.need);
+    let hole = || bestfree.iter().position(|&best| best == BESTFREE_NONE);
+    let db = known.or_else(hole).unwrap_or(bestfree.len());
+    let grows = if db == bestfree.len() { BEST } else { 0 };
     let stale = edit.view().map_err(bad)?.stale;
     if edit.gap().map_err(bad)? < grows + if stale == 0 { ENTRY } else { 0 } {
         edit.compact().map_err(bad)?;
@@ -38,11 +38,11 @@ pub(super) fn add(fork: &mut dyn ForkMut, mut leaf: Block, new: &New<'_>) -> Res
     let (offset, longest) = enter(&mut data, &shape, new)?;
     data.write(fork)?;
     let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
-    if db == bests.len() {
-        bests.push(longest);
-        edit.set_bests(&bests).map_err(bad)?;
+    if db == bestfree.len() {
+        bestfree.push(longest);
+        edit.set_bestfrees(&bestfree).map_err(bad)?;
     } else {
-        edit.set_best(db, longest).map_err(bad)?;
+        edit.set_bestfree(db, longest).map_err(bad)?;
     }
     let entry = LeafEntry::new(new.hash, shape.address(db as u64, offset));
     if !edit.insert(entry).map_err(bad)? {
@@ -51,8 +51,8 @@ pub(super) fn add(fork: &mut dyn ForkMut, mut leaf: Block, new: &New<'_>) -> Res
     leaf.write(fork)
 }
 
-/// Puts a name into a data block that has room for it: where, and the longest unused piece that is left.
-pub(super) fn enter(data: &mut Block, shape: &Shape, new: &New<'_>) -> Result<(usize, u16)> {
+/// Adds a name to a data block that has room for it. Returns its offset, and the longest unused piece that is left.
+pub(super) fn enter(data: &mut Block, shape: &DirGeometry, new: &EntryToAdd<'_>) -> Result<(usize, u16)> {
     let place = data.place;
     let mut edit = DataEdit::new(&mut data.image, shape.v5, shape.ftype);
     let offset = edit.add(new.data).map_err(|problem| place.bad(problem))?;
@@ -62,25 +62,25 @@ pub(super) fn enter(data: &mut Block, shape: &Shape, new: &New<'_>) -> Result<(u
 }
 
 pub(super) fn remove(fork: &mut dyn ForkMut, mut leaf: Block, found: Found) -> Result<()> {
-    let shape = Shape::of(fork)?;
+    let shape = DirGeometry::of(fork)?;
     let place = leaf.place;
     let bad = |problem| place.bad(problem);
     let (db, best) = take_out(fork, &shape, found.data, found.offset)?;
     let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
     edit.remove(found.slot).map_err(bad)?;
     let db = usize::try_from(db).unwrap_or(usize::MAX);
-    edit.set_best(db, best).map_err(bad)?;
-    if best == BEST_NONE {
+    edit.set_bestfree(db, best).map_err(bad)?;
+    if best == BESTFREE_NONE {
         trim(&mut edit).map_err(bad)?;
     }
     convert::write_leaf_or_block(fork, leaf)
 }
 
-/// Takes an entry out of a data block: which that is, and what the free-space tables must say of it now. A block with
-/// nothing left in it is given back.
+/// Removes an entry from a data block. Returns the block's number and its new value for the free space table. An empty
+/// block is freed.
 pub(super) fn take_out(
     fork: &mut dyn ForkMut,
-    shape: &Shape,
+    shape: &DirGeometry,
     data: Option<(u64, Block)>,
     offset: usize,
 ) -> Result<(u64, u16)> {
@@ -91,23 +91,23 @@ pub(super) fn take_out(
     edit.remove(offset).map_err(|problem| place.bad(problem))?;
     let longest = edit.longest().map_err(|problem| place.bad(problem))?;
     let empty = usize::from(longest) >= DataEdit::longest_when_empty(shape.block_size, shape.v5);
-    // The first block holds the dots. On a damaged volume it may not; it stays all the same.
+    // The first block has the dots. On a damaged volume it may lack them, but it stays all the same.
     if empty && db > 0 {
         space::drop_data(fork, shape, db, data)?;
-        return Ok((db, BEST_NONE));
+        return Ok((db, BESTFREE_NONE));
     }
     data.write(fork)?;
     Ok((db, longest))
 }
 
-/// The table of free space.
+/// The free space table.
 pub(super) fn table(edit: &LeafEdit<'_>) -> Result<Vec<u16>, FormatError> {
-    Ok(edit.view()?.bests.iter().map(|best| best.get()).collect())
+    Ok(edit.view()?.bestfree.iter().map(|best| best.get()).collect())
 }
 
-/// Has the table end in a data block that is there.
+/// Shortens the table so that it ends with an existing data block.
 pub(super) fn trim(edit: &mut LeafEdit<'_>) -> Result<(), FormatError> {
-    let bests = table(edit)?;
-    let end = bests.iter().rposition(|&best| best != BEST_NONE).map_or(0, |last| last + 1);
-    if end < bests.len() { edit.set_bests(&bests[..end]) } else { Ok(()) }
+    let bestfree = table(edit)?;
+    let end = bestfree.iter().rposition(|&best| best != BESTFREE_NONE).map_or(0, |last| last + 1);
+    if end < bestfree.len() { edit.set_bestfrees(&bestfree[..end]) } else { Ok(()) }
 }

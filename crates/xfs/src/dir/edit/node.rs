@@ -1,10 +1,10 @@
 //! Directories with a tree of leaves.
 
 use super::find::{Found, read_pure_data, view_data};
-use super::free::{Room, find_room, tell};
+use super::free::{FreeSlot, find_room, tell};
 use super::leaf::{enter, take_out};
-use super::tree::{Block, Leaves, Path, enter_split, find_path, fix_path, free_place, shrink};
-use super::{New, Shape, convert, space};
+use super::{DirGeometry, EntryToAdd, convert, space};
+use crate::da::edit::{Block, DaPath, Leaves, enter_split, find_path, fix_path, free_place, shrink};
 use crate::dir::{NAME, hash_index};
 use crate::error::Result;
 use crate::fork::ForkMut;
@@ -14,40 +14,40 @@ use xfs_format::error::FormatError;
 
 const ENTRY: usize = 8;
 
-/// Adds a name to a directory that has just become one of this form.
-pub(super) fn add_anew(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
+/// Adds a name to a directory that was just converted to this form.
+pub(super) fn add_anew(fork: &mut dyn ForkMut, new: &EntryToAdd<'_>) -> Result<()> {
     let index = hash_index(fork.geometry());
     let (path, leaf) = find_path(fork, &index, new.hash)?;
     add(fork, &path, leaf, new)
 }
 
-/// Adds a name, whose index entry goes into `leaf`, which `path` leads to.
-pub(super) fn add(fork: &mut dyn ForkMut, path: &Path, leaf: Block, new: &New<'_>) -> Result<()> {
-    let shape = Shape::of(fork)?;
+/// Adds a name. Its index entry goes into `leaf`, at the end of `path`.
+pub(super) fn add(fork: &mut dyn ForkMut, path: &DaPath, leaf: Block, new: &EntryToAdd<'_>) -> Result<()> {
+    let shape = DirGeometry::of(fork)?;
     let (room, free) = find_room(fork, &shape, new.need, new.hash)?;
     let (db, mut data) = match room {
-        Room::In(db) => (db, read_pure_data(fork, &shape, db)?),
-        Room::New(db) => (db, space::new_data(fork, &shape, db)?),
+        FreeSlot::In(db) => (db, read_pure_data(fork, &shape, db)?),
+        FreeSlot::New(db) => (db, space::new_data(fork, &shape, db)?),
     };
     let before = longest(&data, &shape)?;
     let (offset, after) = enter(&mut data, &shape, new)?;
     data.write(fork)?;
-    let made = matches!(room, Room::New(_));
+    let made = matches!(room, FreeSlot::New(_));
     if after != before || made {
         tell(fork, &shape, free, (db, after), made)?;
     }
     index(fork, &shape, path, leaf, LeafEntry::new(new.hash, shape.address(db, offset)))
 }
 
-fn longest(data: &Block, shape: &Shape) -> Result<u16> {
+fn longest(data: &Block, shape: &DirGeometry) -> Result<u16> {
     Ok(view_data(data, shape)?.largest_free()[0].1)
 }
 
-/// Puts an entry into its leaf.
+/// Adds an index entry to its leaf.
 fn index(
     fork: &mut dyn ForkMut,
-    shape: &Shape,
-    path: &Path,
+    shape: &DirGeometry,
+    path: &DaPath,
     mut leaf: Block,
     entry: LeafEntry,
 ) -> Result<()> {
@@ -70,11 +70,11 @@ fn index(
     }
 }
 
-/// Splits a full leaf in halves, with a new entry in one of them.
+/// Splits a full leaf into halves, with a new entry in one of them.
 fn split(
     fork: &mut dyn ForkMut,
-    shape: &Shape,
-    path: &Path,
+    shape: &DirGeometry,
+    path: &DaPath,
     mut leaf: Block,
     entry: LeafEntry,
 ) -> Result<()> {
@@ -99,8 +99,8 @@ fn split(
     enter_split(fork, &index, path, (leaf, lower_hash), (right, upper_hash))
 }
 
-pub(super) fn remove(fork: &mut dyn ForkMut, path: &Path, mut leaf: Block, found: Found) -> Result<()> {
-    let shape = Shape::of(fork)?;
+pub(super) fn remove(fork: &mut dyn ForkMut, path: &DaPath, mut leaf: Block, found: Found) -> Result<()> {
+    let shape = DirGeometry::of(fork)?;
     let index = hash_index(fork.geometry());
     let place = leaf.place;
     LeafEdit::new(&mut leaf.image, shape.v5).remove(found.slot).map_err(|problem| place.bad(problem))?;
@@ -120,7 +120,7 @@ fn last_hash(leaf: &Leaf<'_>) -> Option<u32> {
     leaf.entries.last().map(|entry| entry.hash.get())
 }
 
-/// What the tree must know of a directory's leaves.
+/// What the tree needs to know of directory leaves.
 struct DirLeaves {
     v5: bool,
 }

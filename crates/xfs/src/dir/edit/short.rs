@@ -1,6 +1,6 @@
-//! Directories inside the inode: written whole, as they are a few hundred bytes.
+//! Directories inside the inode. They are a few hundred bytes, so they are written as a whole.
 
-use super::{New, Shape, block, convert, missing};
+use super::{DirGeometry, EntryToAdd, block, convert, missing};
 use crate::dir::{FileType, NAME, parse_short};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
@@ -8,7 +8,7 @@ use xfs_format::dir::ShortImage;
 use xfs_format::error::FormatError;
 use xfs_format::types::InodeNumber;
 
-/// What a name stands for.
+/// Looks up a name.
 pub(super) fn find(fork: &dyn Fork, name: &[u8]) -> Result<Option<(InodeNumber, FileType)>> {
     let dir = parse_short(fork, fork.local().unwrap_or_default())?;
     match name {
@@ -25,8 +25,8 @@ pub(super) fn find(fork: &dyn Fork, name: &[u8]) -> Result<Option<(InodeNumber, 
     Ok(None)
 }
 
-pub(super) fn add(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
-    let shape = Shape::of(fork)?;
+pub(super) fn add(fork: &mut dyn ForkMut, new: &EntryToAdd<'_>) -> Result<()> {
+    let shape = DirGeometry::of(fork)?;
     let old = load(fork)?;
     let mut dir = old.clone();
     let (inode, file_type) = (new.data.inode, new.data.file_type);
@@ -43,12 +43,12 @@ pub(super) fn add(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
 pub(super) fn remove(fork: &mut dyn ForkMut, name: &[u8]) -> Result<()> {
     let mut dir = load(fork)?;
     dir.position(name).and_then(|at| dir.remove(at)).ok_or_else(|| missing(fork))?;
-    // Fewer entries, none wider: it fits.
+    // Fewer entries, none of them wider: it fits.
     store(fork, &dir)?.then_some(()).ok_or(Error::NoSpace)
 }
 
-/// Has a name stand for another inode. `false`: the directory left the inode for that, and its name is to be looked for
-/// there.
+/// Changes the inode of a name. Returns `false` if the directory left the inode for that; then the name must be looked
+/// up there.
 pub(super) fn replace(
     fork: &mut dyn ForkMut,
     name: &[u8],
@@ -67,7 +67,7 @@ pub(super) fn replace(
     if store(fork, &dir)? {
         return Ok(true);
     }
-    // All numbers become wide at once, and that may be too much for the inode.
+    // All numbers become wide at once, which may be too much for the inode.
     convert::short_to_block(fork, &old)?;
     Ok(false)
 }
@@ -81,7 +81,7 @@ pub(super) fn load(fork: &dyn Fork) -> Result<ShortImage> {
         .map_err(|problem| bad(fork, problem))
 }
 
-/// Puts a directory into the inode. `false` if it is too large for that.
+/// Writes a directory into the inode. Returns `false` if it is too large.
 pub(super) fn store(fork: &mut dyn ForkMut, dir: &ShortImage) -> Result<bool> {
     match dir.encode().filter(|bytes| bytes.len() <= fork.local_capacity()) {
         Some(bytes) => fork.set_local(&bytes).map(|()| true),

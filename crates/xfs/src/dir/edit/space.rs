@@ -1,17 +1,17 @@
-//! Data blocks come and go; `di_size` follows.
+//! Adding and freeing data blocks, and updating `di_size`.
 //!
-//! Invariant: `di_size` ends behind the last data block that is mapped, holes below it or not.
+//! Invariant: `di_size` is the end of the last mapped data block, whether there are holes below it or not.
 
-use super::Shape;
-use super::tree::Block;
+use super::DirGeometry;
+use crate::da::edit::Block;
 use crate::dir::NAME;
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
 use xfs_format::dir::{DataEdit, LEAF_SPACE};
 use xfs_format::error::FormatError;
 
-/// Makes data block `db`, which is not there, with nothing in it.
-pub(super) fn new_data(fork: &mut dyn ForkMut, shape: &Shape, db: u64) -> Result<Block> {
+/// Makes data block `db`, which does not exist, without entries.
+pub(super) fn new_data(fork: &mut dyn ForkMut, shape: &DirGeometry, db: u64) -> Result<Block> {
     let end = (db + 1) * shape.block_size as u64;
     if end > LEAF_SPACE {
         return Err(Error::NoSpace);
@@ -25,8 +25,8 @@ pub(super) fn new_data(fork: &mut dyn ForkMut, shape: &Shape, db: u64) -> Result
     Ok(block)
 }
 
-/// Gives data block `db` back.
-pub(super) fn drop_data(fork: &mut dyn ForkMut, shape: &Shape, db: u64, block: Block) -> Result<()> {
+/// Frees data block `db`.
+pub(super) fn drop_data(fork: &mut dyn ForkMut, shape: &DirGeometry, db: u64, block: Block) -> Result<()> {
     block.unmap(fork)?;
     if (db + 1) * shape.block_size as u64 >= fork.size() {
         let last = last_before(fork, shape, db)?;
@@ -35,8 +35,9 @@ pub(super) fn drop_data(fork: &mut dyn ForkMut, shape: &Shape, db: u64, block: B
     Ok(())
 }
 
-/// The last data block below `db` that is mapped. Halves the range, as a fork can only be asked for what comes next.
-fn last_before(fork: &dyn Fork, shape: &Shape, db: u64) -> Result<u64> {
+/// The last mapped data block below `db`. It is found by bisection, because a fork can only be asked for the next
+/// mapped block.
+fn last_before(fork: &dyn Fork, shape: &DirGeometry, db: u64) -> Result<u64> {
     let end = shape.data_at(db).0;
     let mapped_from = |from: u64| -> Result<bool> {
         Ok(fork.next_mapped(shape.data_at(from))?.is_some_and(|mapped| mapped.0 < end))

@@ -1,16 +1,17 @@
-//! Every operation of an intent, with the attribute in every state in which a kernel may have left it, in every form.
+//! Every operation of an attribute intent, with the attribute in every state in which a kernel may have left it, in
+//! every form.
 
 use super::*;
-use crate::attr::edit::Put;
+use crate::attr::edit::SetXattr;
 use crate::attr::{self, Namespace, ParentRecord};
 use crate::check::{CheckOptions, check};
 use crate::fork::{Fork, ForkMut};
 use crate::mkfs::{Before, Options, format, plan};
 use crate::namespace::{self, NewInode, XattrChange};
-use crate::recovery::finish::carry_out;
+use crate::recovery::finish::finish_item;
 use crate::setattr;
 use crate::trans::Work;
-use crate::trans::reservation::Need;
+use crate::trans::reservation::ReservationBuilder;
 use crate::volume::{InodeHandle, OpenOptions, Volume};
 use blockdev::{BlockDevice, Durability, MemoryDevice};
 use xfs_format::attr::{AttrFlags, AttrLeaf, INDEX};
@@ -19,15 +20,15 @@ use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, InodeNumber, Uuid};
 
 const BYTES: u64 = 32 << 20;
-const NOW: Timestamp = Timestamp { secs: 1, nanos: 0 };
+const NOW: Timestamp = Timestamp { seconds: 1, nanoseconds: 0 };
 const NAME: &[u8] = b"the-attribute";
 
-/// How the attribute that an intent is about was found.
+/// The state of the attribute that an intent is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Absent,
     Old,
-    /// Marked as incomplete; its value is gone, if it has blocks of its own.
+    /// Marked as incomplete. Its remote value, if any, is gone.
     Half,
     New,
 }
@@ -75,7 +76,7 @@ fn file(volume: &Arc<Volume>) -> InodeHandle {
 }
 
 fn set(volume: &Arc<Volume>, file: &InodeHandle, name: &[u8], value: &[u8]) {
-    let change = XattrChange::Set(value, Put::Either);
+    let change = XattrChange::Set(value, SetXattr::Either);
     setattr::change_xattr(volume, file, Namespace::User, name, change, NOW).unwrap();
 }
 
@@ -88,11 +89,11 @@ fn fill(volume: &Arc<Volume>, file: &InodeHandle, form: Form) {
     (0..count).for_each(|nth| set(volume, file, format!("other-{nth}").as_bytes(), &[b'o'; 50]));
 }
 
-/// Marks an attribute as a kernel does that is about to set it, or to take it away.
+/// Marks an attribute as incomplete, as a kernel does before it sets or removes it.
 fn make_half(volume: &Arc<Volume>, file: &InodeHandle) {
-    let need = Need::new(volume.geometry()).inodes(1).attr_change(0);
-    let mut trans = Trans::start(volume, need.reservation()).unwrap();
-    trans.join_inode(Arc::clone(file.entry()), file.entry().lock()).unwrap();
+    let need = ReservationBuilder::new(volume.geometry()).inodes(1).attr_change(0);
+    let mut trans = Trans::start(volume, need.build()).unwrap();
+    trans.join_inode(Arc::clone(file.entry()), file.entry().ilock()).unwrap();
     let mut fork = TransFork::new(&mut trans, file.ino(), ForkKind::Attr);
     let mut at = Some(FileBlock(0));
     let mut marked = false;
@@ -106,11 +107,15 @@ fn make_half(volume: &Arc<Volume>, file: &InodeHandle) {
             let entry = &leaf.entries[slot];
             let (name, remote) = (entry.name_index(), leaf.attr(entry).unwrap().value);
             let flags = 80 + 8 * slot + 6;
-            let bytes = fork.modify(block, 1, &INDEX, flags..flags + 1).unwrap();
+            let mut bytes = buf.to_vec();
             bytes[flags] |= AttrFlags::INCOMPLETE.bits();
+            let mut changed = std::iter::once(flags..flags + 1).collect::<Vec<_>>();
             if let xfs_format::attr::AttrValue::Remote { .. } = remote {
-                fork.modify(block, 1, &INDEX, name..name + 8).unwrap()[name..name + 8].fill(0);
+                bytes[name..name + 8].fill(0);
+                changed.push(name..name + 8);
             }
+            let buf = fork.read_buf(block, 1, &INDEX).unwrap();
+            fork.log_buf(buf, bytes.into(), &changed).unwrap();
             marked = true;
             break;
         }
@@ -120,13 +125,13 @@ fn make_half(volume: &Arc<Volume>, file: &InodeHandle) {
     trans.commit().unwrap();
 }
 
-/// The log as it is when such an intent is in it and nothing was done: what recovery makes of that.
+/// Recovers a log that has this intent and nothing done of it.
 fn recovered(device: &Arc<dyn BlockDevice>, volume: Arc<Volume>, change: &AttrChange<'_>) -> Arc<Volume> {
     let work = AttrWork::from(change);
-    let need = work.need(Need::new(volume.geometry())).bytes(256 << 10);
-    let mut trans = Trans::start(&volume, need.reservation()).unwrap();
+    let need = work.reservation(ReservationBuilder::new(volume.geometry())).bytes(256 << 10);
+    let mut trans = Trans::start(&volume, need.build()).unwrap();
     trans.set_aside_for_intents(256 << 10);
-    trans.owe(Work::Attr(Box::new(work)), carry_out);
+    trans.defer(Work::Attr(Box::new(work)), finish_item);
     trans.roll().unwrap();
     volume.sync().unwrap();
     let crashed = copy(device);
@@ -138,7 +143,7 @@ fn recovered(device: &Arc<dyn BlockDevice>, volume: Arc<Volume>, change: &AttrCh
     volume.close().unwrap();
     drop(volume);
     let report = check(Arc::clone(&crashed), &CheckOptions::default()).unwrap();
-    // Where there are parent pointers, names were not changed with them.
+    // On volumes with parent pointers, these were not changed along with the names.
     let findings: Vec<_> =
         report.findings().iter().filter(|finding| finding.structure() != "parent pointers").collect();
     assert!(findings.is_empty() && report.log_clean, "{findings:?}");
@@ -177,7 +182,7 @@ fn attributes_become_what_was_promised_in_whatever_state_they_are() {
                         AttrChange { ino, generation, op, filter, name: NAME, new_name, value, new_value };
                     let volume = recovered(&device, volume, &change);
                     let handle = volume.handle(ino).unwrap();
-                    let (_shared, inode) = handle.share().unwrap();
+                    let (_shared, inode) = handle.ilock_shared().unwrap();
                     let fork = volume.fork(&inode, ForkKind::Attr).unwrap();
                     let found = attr::get(&*fork, Namespace::User, NAME).unwrap();
                     let expected = (op != AttrOp::Remove).then_some(new);
@@ -201,17 +206,19 @@ fn parent_pointers_become_what_was_promised() {
                 let volume = open(&device);
                 let file = file(&volume);
                 let ino = file.ino();
-                let (generation, root) =
-                    (file.entry().peek().core().generation, volume.handle(volume.geometry().root).unwrap());
+                let (generation, root) = (
+                    file.entry().snapshot().core().generation,
+                    volume.handle(volume.geometry().root).unwrap(),
+                );
                 let at = |dir| ParentRecord { dir: InodeNumber(dir), generation: 7 };
                 let (old, new) = ((NAME, at(root.ino().0)), (&long[..], at(0x1_0000_0080)));
                 fill(&volume, &file, form);
                 for (name, record) in
                     [(has_old, old), (has_new, new)].into_iter().filter_map(|(has, what)| has.then_some(what))
                 {
-                    let need = Need::new(volume.geometry()).inodes(1).parent_changes(1);
-                    let mut trans = Trans::start(&volume, need.reservation()).unwrap();
-                    trans.join_inode(Arc::clone(file.entry()), file.entry().lock()).unwrap();
+                    let need = ReservationBuilder::new(volume.geometry()).inodes(1).parent_changes(1);
+                    let mut trans = Trans::start(&volume, need.build()).unwrap();
+                    trans.join_inode(Arc::clone(file.entry()), file.entry().ilock()).unwrap();
                     let mut fork = TransFork::attr(&mut trans, ino).unwrap();
                     crate::attr::edit::add_parent(&mut fork, name, record).unwrap();
                     trans.commit().unwrap();
@@ -236,7 +243,7 @@ fn parent_pointers_become_what_was_promised() {
                 };
                 let volume = recovered(&device, volume, &change);
                 let handle = volume.handle(ino).unwrap();
-                let (_shared, inode) = handle.share().unwrap();
+                let (_shared, inode) = handle.ilock_shared().unwrap();
                 let found = attr::parents(&*volume.fork(&inode, ForkKind::Attr).unwrap()).unwrap();
                 let has = |(name, record): (&[u8], ParentRecord)| {
                     found.iter().filter(|(found, of)| found == name && *of == record).count()

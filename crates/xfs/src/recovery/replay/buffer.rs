@@ -1,7 +1,7 @@
-//! Replay of metadata buffers, which are known by their magic.
+//! Replay of metadata buffers, which are identified by their magic.
 
+use super::group_replay::GroupReplay;
 use super::scattered::Piece;
-use super::share::Share;
 use crate::error::{Error, Result};
 use crate::recovery::transactions::Item;
 use xfs_format::ag::{AGF, AGFL, AGI};
@@ -19,13 +19,13 @@ use xfs_format::{attr, checksum, dir, identity};
 const NAME: &str = "buffer log item";
 const QUOTA: BufFlags = BufFlags::UDQUOT_BUF.union(BufFlags::PDQUOT_BUF).union(BufFlags::GDQUOT_BUF);
 
-impl Share<'_> {
-    /// Puts the changes of a buffer over it, unless it is newer.
+impl GroupReplay<'_> {
+    /// Applies the changes of a buffer, unless the one on disk is newer.
     pub(super) fn buffer(&mut self, lsn: Lsn, format: &BufFormat<'_>, item: &Item<'_>) -> Result<()> {
         let quota_off = [(BufFlags::UDQUOT_BUF, 1), (BufFlags::PDQUOT_BUF, 2), (BufFlags::GDQUOT_BUF, 4)]
             .iter()
-            .any(|&(flag, kind)| format.flags.contains(flag) && self.void.quota_is_off(kind));
-        if quota_off || self.void.is_cancelled((format.daddr, format.len.into())) {
+            .any(|&(flag, kind)| format.flags.contains(flag) && self.cancels.quota_is_off(kind));
+        if quota_off || self.cancels.is_cancelled((format.daddr, format.len.into())) {
             self.counts.cancelled += 1;
             return Ok(());
         }
@@ -47,7 +47,7 @@ impl Share<'_> {
         }
         apply(format, item, bytes)?;
         if format.flags.intersects(QUOTA) {
-            // Each of the dquots in it has an LSN of its own; later ones of theirs come behind.
+            // Each dquot in it has an LSN of its own. Later ones follow in the log.
             self.quota.insert(format.daddr);
         } else if piece {
             let or_whole = identity::daddr_of(bytes) == Some(format.daddr) && self.may_be_whole(bytes);
@@ -65,7 +65,7 @@ impl Share<'_> {
         Ok(())
     }
 
-    /// Whether it is a piece of a directory block, or may be.
+    /// Whether it is, or may be, a piece of a directory block.
     fn may_be_piece(&self, format: &BufFormat<'_>) -> bool {
         let of_directories = matches!(
             format.buf_type,
@@ -79,14 +79,14 @@ impl Share<'_> {
         of_directories && u64::from(format.len) * 512 < self.geometry.dir_block_size().into()
     }
 
-    /// Whether a piece may as well be a block of an attribute index: those are as large as the volume's blocks.
+    /// Whether a piece may also be a block of an attribute index, which has the size of a file system block.
     fn may_be_whole(&self, bytes: &[u8]) -> bool {
         let node = identity::identify(bytes).is_some_and(|identity| identity.kind == BufType::DaNode);
         node && bytes.len() == self.geometry.block_size as usize
     }
 
-    /// Refuses what is not understood: blocks without a known magic, and directory blocks of another length that the log
-    /// does not call by their names.
+    /// Refuses what is not understood: blocks without a known magic, and directory blocks of another length whose type
+    /// the log does not name.
     fn check_known(&self, format: &BufFormat<'_>, bytes: &[u8]) -> Result<()> {
         let damaged = |check| Error::corrupt_block(format.daddr, None, FormatError::new(NAME, check));
         let known = identity::identify(bytes).ok_or_else(|| damaged("magic of the buffer"))?.kind;
@@ -100,7 +100,7 @@ impl Share<'_> {
         Ok(())
     }
 
-    /// Of a cluster of inodes the log has nothing but pointers of the lists of unlinked ones.
+    /// For an inode cluster the log has only the unlinked list pointers.
     fn list_pointers(&self, format: &BufFormat<'_>, item: &Item<'_>, bytes: &mut [u8]) -> Result<()> {
         const POINTER: usize = std::mem::offset_of!(Dinode, next_unlinked);
         let size = usize::from(self.geometry.inode_size);
@@ -130,7 +130,7 @@ impl Share<'_> {
     }
 }
 
-/// Copies the logged chunks. A run of them may have come in several regions.
+/// Copies the logged chunks. A run of them may come in several regions.
 fn apply(format: &BufFormat<'_>, item: &Item<'_>, bytes: &mut [u8]) -> Result<()> {
     let damaged = |check| Error::corrupt_block(format.daddr, None, FormatError::new(NAME, check));
     let mut index = 0;

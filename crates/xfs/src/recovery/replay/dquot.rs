@@ -1,8 +1,8 @@
-//! Replay of dquots, and of the blocks that they lie in.
+//! Replay of dquots, and of their blocks.
 
-use super::share::Share;
+use super::group_replay::GroupReplay;
 use crate::error::{Error, Result};
-use crate::recovery::patch::Place;
+use crate::recovery::patch::ByteSpan;
 use xfs_format::error::FormatError;
 use xfs_format::log::DquotFormat;
 use xfs_format::quota::{DiskDquot, Dquot};
@@ -11,8 +11,8 @@ use zerocopy::FromBytes;
 
 const NAME: &str = "dquot log item";
 
-impl Share<'_> {
-    /// Puts a dquot in its place, unless what is there is newer.
+impl GroupReplay<'_> {
+    /// Writes a dquot, unless the one on disk is newer.
     pub(super) fn dquot(&mut self, lsn: Lsn, format: &DquotFormat, region: Option<&[u8]>) -> Result<()> {
         let daddr = DiskAddr(format.blkno.get().unsigned_abs());
         let damaged = |problem| Error::corrupt_block(daddr, None, problem);
@@ -24,7 +24,8 @@ impl Share<'_> {
             return Err(damaged(FormatError::mismatch(NAME, "blocks of its buffer", blocks, 1)));
         }
         let block = u64::from(self.geometry.block_size);
-        if self.void.quota_is_off(logged.kind) || self.void.is_cancelled((daddr, (block / 512) as u32)) {
+        if self.cancels.quota_is_off(logged.kind) || self.cancels.is_cancelled((daddr, (block / 512) as u32))
+        {
             self.counts.cancelled += 1;
             return Ok(());
         }
@@ -32,8 +33,8 @@ impl Share<'_> {
         if !u64::from(offset).is_multiple_of(size) || u64::from(offset) + size > block {
             return Err(damaged(FormatError::value(NAME, "offset in its buffer", offset.into())));
         }
-        let buffer = Place { offset: daddr.0.saturating_mul(512), len: block };
-        let part = Place { offset: buffer.offset.saturating_add(offset.into()), len: size };
+        let buffer = ByteSpan { offset: daddr.0.saturating_mul(512), len: block };
+        let part = ByteSpan { offset: buffer.offset.saturating_add(offset.into()), len: size };
         let mut change = self.change_in(buffer, part, NAME)?;
         let (dquot, _) = Dquot::mut_from_prefix(change.bytes())
             .map_err(|_| damaged(FormatError::new(NAME, "truncated structure")))?;
@@ -53,7 +54,7 @@ impl Share<'_> {
         Ok(())
     }
 
-    /// A block of dquots holds those of ids that follow each other.
+    /// A dquot block must hold those of consecutive ids.
     pub(super) fn verify_dquots(&self, daddr: DiskAddr) -> Result<()> {
         let bytes = self.patch.get(daddr.0.saturating_mul(512), self.geometry.block_size.into(), NAME)?;
         let damaged = |problem| Error::corrupt_block(daddr, None, problem);
@@ -71,10 +72,10 @@ impl Share<'_> {
 mod tests {
     use super::super::Replay;
     use super::*;
+    use crate::recovery::pass1::Pass1;
     use crate::recovery::patch::Patch;
     use crate::recovery::report::Counts;
-    use crate::recovery::survey::Survey;
-    use crate::recovery::transactions::{Gather, Transaction};
+    use crate::recovery::transactions::{Transaction, TransactionBuilder};
     use blockdev::{BlockDevice, Durability, MemoryDevice};
     use std::sync::Arc;
     use xfs_format::geometry::{DataBlocks, Geometry};
@@ -86,7 +87,7 @@ mod tests {
     const SIZE: usize = size_of::<Dquot>();
     const USER: u8 = 1;
     const GROUP: u8 = 4;
-    /// Where their dquots lie.
+    /// Where the dquots of users lie.
     const USERS: DiskAddr = DiskAddr(80);
     const GROUPS: DiskAddr = DiskAddr(160);
 
@@ -103,7 +104,7 @@ mod tests {
         disk
     }
 
-    /// A block of dquots that nobody has used yet.
+    /// A dquot block that nobody has used yet.
     fn block(kind: u8, geometry: &Geometry) -> Vec<u8> {
         let mut bytes = vec![0; BLOCK];
         for (id, place) in (0..).zip(bytes.chunks_exact_mut(SIZE)) {
@@ -126,7 +127,7 @@ mod tests {
         vec![format, disk.as_bytes().to_vec()]
     }
 
-    /// Dquot `id` of users.
+    /// A user dquot with this `id`.
     fn user(id: u32, blocks: u64) -> Vec<Vec<u8>> {
         item((USERS, 1, id as usize * SIZE), disk(USER, id, blocks))
     }
@@ -139,7 +140,7 @@ mod tests {
         vec![format]
     }
 
-    /// An item of a whole block of dquots.
+    /// An item of a whole dquot block.
     fn made(daddr: DiskAddr, flags: BufFlags, buf_type: BufType, bytes: &[u8]) -> Vec<Vec<u8>> {
         let map = vec![u32::MAX; BLOCK / 128 / 32];
         let header = BufHeader { daddr, len: (BLOCK / 512) as u16, flags, buf_type, regions: 2, map: &map };
@@ -149,7 +150,7 @@ mod tests {
     }
 
     fn transaction(lsn: u64, items: &[Vec<Vec<u8>>]) -> Transaction {
-        let mut gather = Gather::default();
+        let mut gather = TransactionBuilder::default();
         let header = TransHeader::checkpoint(1, 1);
         let mut take = |flags, data: &[u8]| {
             gather.take(Lsn(lsn), &Op { tid: 1, client: Client::Transaction, flags, data }).unwrap()
@@ -162,7 +163,7 @@ mod tests {
         take(OpFlags::COMMIT, &[]).unwrap()
     }
 
-    /// A replay of transactions over blocks of users' and of groups' dquots.
+    /// Replays transactions over blocks of user and group dquots.
     fn replay(geometry: &Geometry, log: &[Transaction]) -> Result<(Patch, Counts)> {
         let device = MemoryDevice::anonymous(VOLUME).unwrap();
         for (daddr, kind) in [(USERS, USER), (GROUPS, GROUP)] {
@@ -171,9 +172,9 @@ mod tests {
             device.write(daddr.0 * 512, &bytes, Durability::Volatile).unwrap();
         }
         let device: Arc<dyn BlockDevice> = Arc::new(device);
-        let mut survey = Survey::default();
-        log.iter().for_each(|transaction| survey.add(transaction).unwrap());
-        let mut replay = Replay::new(&device, geometry, &(0..0), survey.void, Lsn(9 << 32));
+        let mut pass1 = Pass1::default();
+        log.iter().for_each(|transaction| pass1.add(transaction).unwrap());
+        let mut replay = Replay::new(&device, geometry, &(0..0), pass1.cancels, Lsn(9 << 32));
         log.iter().try_for_each(|transaction| replay.transaction(transaction))?;
         replay.finish().map(|(patch, counts, _)| (patch, counts))
     }
@@ -184,8 +185,8 @@ mod tests {
         *Dquot::check(&bytes, id, Some(geometry().meta_uuid)).unwrap()
     }
 
-    /// Kernels give the length of a dquot's buffer in blocks, not in sectors: the first three dquots of a block were all
-    /// that could be replayed.
+    /// Regression: kernels give the length of a dquot's buffer in blocks, not in sectors. Only the first three dquots
+    /// of a block could be replayed.
     #[test]
     fn a_dquot_lies_anywhere_in_its_block() {
         let geometry = geometry();
@@ -209,7 +210,7 @@ mod tests {
         assert_eq!((counts.dquots, counts.newer), (2, 1));
     }
 
-    /// As kernels before 5.14 log it. Wherever it is in the log, all of that kind is left out.
+    /// As kernels before 5.14 log it. Wherever it is in the log, all dquots of that kind are skipped.
     #[test]
     fn dquots_of_a_kind_that_was_switched_off_stay() {
         let geometry = geometry();

@@ -1,9 +1,9 @@
-//! Replay of inodes: the core, and what its forks hold within the inode.
+//! Replay of inodes: the core, and the content of its forks within the inode.
 
-use super::share::Share;
+use super::group_replay::GroupReplay;
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
-use crate::recovery::patch::Place;
+use crate::recovery::patch::ByteSpan;
 use crate::recovery::transactions::Item;
 use xfs_format::bmbt::BmbtRoot;
 use xfs_format::checksum;
@@ -13,15 +13,15 @@ use xfs_format::log::{InodeFields, InodeFormat, LogDinode};
 use xfs_format::types::Lsn;
 
 const NAME: &str = "inode log item";
-/// Where the core says how far into the literal area the attribute fork begins, in units of 8 bytes.
+/// Offset of the field with the start of the attribute fork in the literal area, in units of 8 bytes.
 const FORKOFF: usize = 82;
 
-impl Share<'_> {
-    /// Puts the changes of an inode over it, unless it is newer.
+impl GroupReplay<'_> {
+    /// Applies the changes of an inode, unless the one on disk is newer.
     pub(super) fn inode(&mut self, lsn: Lsn, format: &InodeFormat, item: &Item<'_>) -> Result<()> {
         let ino = format.ino;
         let damaged = |problem| Error::Corrupt { daddr: Some(format.daddr), inode: Some(ino), problem };
-        if self.void.is_cancelled((format.daddr, format.len)) {
+        if self.cancels.is_cancelled((format.daddr, format.len)) {
             self.counts.cancelled += 1;
             return Ok(());
         }
@@ -39,8 +39,9 @@ impl Share<'_> {
         if !inside || self.place_of(ino) != Some(at) {
             return Err(damaged(FormatError::value(NAME, "place", at / 512)));
         }
-        let cluster = Place { offset: format.daddr.0.saturating_mul(512), len: u64::from(format.len) * 512 };
-        let mut change = self.change_in(cluster, Place { offset: at, len: size }, NAME)?;
+        let cluster =
+            ByteSpan { offset: format.daddr.0.saturating_mul(512), len: u64::from(format.len) * 512 };
+        let mut change = self.change_in(cluster, ByteSpan { offset: at, len: size }, NAME)?;
         let inode = change.bytes();
         if !inode.starts_with(&MAGIC.to_be_bytes()) {
             return Err(damaged(FormatError::new(NAME, "magic of the inode on disk")));
@@ -49,7 +50,7 @@ impl Share<'_> {
             self.newer("an inode", there);
             return Ok(());
         }
-        self.lay(lsn, format, item, inode).map_err(damaged)?;
+        self.apply_core(lsn, format, item, inode).map_err(damaged)?;
         checksum::store(inode, CRC_OFFSET);
         self.inodes.insert(ino);
         self.counts.inodes += 1;
@@ -57,7 +58,7 @@ impl Share<'_> {
         Ok(())
     }
 
-    fn lay(
+    fn apply_core(
         &self,
         lsn: Lsn,
         format: &InodeFormat,
@@ -69,7 +70,7 @@ impl Share<'_> {
         if core.version != 3 || core.ino.get() != format.ino.0 {
             return Err(FormatError::mismatch(NAME, "own number", core.ino.get(), format.ino.0));
         }
-        core.lay(lsn, inode)?;
+        core.apply_to(lsn, inode)?;
         let fields = format.fields;
         let forkoff = usize::from(inode[FORKOFF]) * 8;
         let literal = inode.get_mut(CORE_LEN_V3..).ok_or_else(missing)?;
@@ -108,7 +109,7 @@ fn is_directory(item: &Item<'_>) -> bool {
     core.is_some_and(|core| InodeType::from_mode(core.mode.get()) == Some(InodeType::Directory))
 }
 
-/// The root of a block map is logged as a whole block, and lies in the inode without what a block has in front.
+/// The root of a block map is logged in the form of a block. In the inode it has no block header.
 fn lay_root(region: &[u8], fork: &mut [u8]) -> Result<(), FormatError> {
     let root = BmbtRoot::from_log(region)?;
     if !root.fits(fork.len()) {

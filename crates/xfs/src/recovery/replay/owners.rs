@@ -1,7 +1,7 @@
-//! Blocks of maps that changed their owner: two files have exchanged the trees of their extents.
+//! Blocks of maps that changed their owner because two files exchanged their extent trees.
 //!
-//! The log says so of the inodes alone, with a mark; the blocks were to be written back with their new owners, and may
-//! or may not have been. So whatever a marked inode's tree holds in the end is that inode's.
+//! The log only has a mark in the inodes. The blocks were to be written back with their new owners, and may or may not
+//! have been. So everything in a marked inode's tree at the end belongs to that inode.
 
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
@@ -17,10 +17,10 @@ use xfs_format::inode::{ForkFormat, InodeCore};
 use xfs_format::types::{DiskAddr, FsBlock, InodeNumber};
 use xfs_format::verify::VerifyContext;
 
-/// A fork whose blocks have to be its own.
+/// A fork whose blocks must belong to it.
 pub(super) type Owner = (InodeNumber, ForkKind);
 
-/// Has all blocks of the trees say whose they are. Each passes its verifier first.
+/// Sets the owner in all blocks of these trees. Each block passes its verifier first.
 pub(super) fn change(patch: &mut Patch, geometry: &Geometry, owners: &BTreeSet<Owner>) -> Result<()> {
     for &(ino, kind) in owners {
         let at = super::place_of(geometry, ino).ok_or(Error::NoSuchInode(ino))?;
@@ -45,12 +45,12 @@ struct OwnedTree<'a> {
     patch: &'a mut Patch,
     geometry: &'a Geometry,
     ino: InodeNumber,
-    /// A tree that goes round in circles ends.
+    /// Ends a circular tree.
     seen: BTreeSet<FsBlock>,
 }
 
 impl OwnedTree<'_> {
-    /// A block, and what is below it: as deep as the tree has levels.
+    /// Visits a block and everything below it. The recursion is as deep as the tree.
     fn visit(&mut self, block: FsBlock, level: u16) -> Result<()> {
         const OWNER: usize = offset_of!(LongHeader, owner);
         let Self { geometry, ino, .. } = *self;

@@ -1,17 +1,17 @@
 //! Directory blocks in several pieces.
 //!
-//! Where directory blocks are larger than the volume's, one may lie in several places. Each piece is a buffer of its own
-//! in the log, but only the first has a header: with an LSN for all of them, and a checksum over all of them. Which
-//! pieces are one block, nobody but the directory's map can tell. So pieces are replayed as they come, and once all of
-//! the log is, blocks of which a piece has changed get their checksums. Whoever changes a block of a directory logs the
-//! directory's inode with it: the log names all whose maps there are to look at.
+//! A directory block that is larger than a file system block may lie in several places. In the log each piece is a
+//! buffer of its own, but only the first has a header, with one LSN and one checksum for all of them. Only the
+//! directory's map tells which pieces belong together. So pieces are replayed as they come. Once the whole log is
+//! replayed, blocks with a changed piece get their checksums. A change of a directory block also logs the directory's
+//! inode, so the log names all inodes whose maps are needed.
 
 use super::buffer::verifier;
-use crate::buf::{BufCache, Pieces};
+use crate::buf::{BufCache, BufMaps};
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use crate::ifork::{self, ExtentList};
-use crate::imap::InodeSource;
+use crate::imap::ImapSource;
 use crate::inode::{ForkKind, Inode};
 use crate::recovery::patch::Patch;
 use blockdev::BlockDevice;
@@ -28,27 +28,27 @@ use xfs_format::verify::VerifyContext;
 const CACHE_BYTES: u64 = 4 << 20;
 const NAME: &str = "directory block in several pieces";
 
-/// What was replayed of one place.
+/// What was replayed at one place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// Bytes.
+    /// Its length in bytes.
     pub(super) len: u64,
-    /// The last change.
+    /// The LSN of the last change.
     pub(super) lsn: Lsn,
-    /// It may also be a whole: a node of an attribute index looks like the first piece of a directory's.
+    /// It may also be a whole block: a node of an attribute index looks like the first piece of a directory node.
     pub(super) or_whole: bool,
 }
 
-/// Pieces that were changed, and directories that were.
+/// Changed pieces and changed directories.
 #[derive(Debug, Default)]
 pub(super) struct Scattered {
     pub(super) pieces: BTreeMap<DiskAddr, Piece>,
     pub(super) directories: BTreeSet<InodeNumber>,
 }
 
-/// A directory block with a piece that changed.
+/// A directory block with a changed piece.
 struct Block {
-    pieces: Pieces,
+    pieces: BufMaps,
     lsn: Lsn,
 }
 
@@ -58,7 +58,7 @@ impl Scattered {
         self.directories.extend(other.directories);
     }
 
-    /// Puts blocks together, and gives them LSN and checksum.
+    /// Assembles blocks, and sets their LSN and checksum.
     pub(super) fn put_together(mut self, patch: Patch, geometry: &Geometry) -> Result<Patch> {
         if self.pieces.is_empty() {
             return Ok(patch);
@@ -70,36 +70,36 @@ impl Scattered {
         for block in blocks {
             block.seal(&mut patch, geometry)?;
         }
-        for (daddr, piece) in self.pieces {
-            if !piece.or_whole {
+        for (daddr, map) in self.pieces {
+            if !map.or_whole {
                 let what =
                     "a directory block that lies in several pieces was changed, and no directory has it";
                 return Err(Error::CannotRecover(what.to_owned()));
             }
-            let bytes = patch.get(daddr.0 * 512, piece.len, NAME)?;
+            let bytes = patch.get(daddr.0 * 512, map.len, NAME)?;
             verify(&bytes, daddr, geometry)?;
         }
         Ok(patch)
     }
 
-    /// The blocks that the pieces are of, which leave the set.
+    /// The blocks of the pieces, which are removed from the set.
     fn blocks(&mut self, patch: &Arc<Patch>, geometry: &Geometry) -> Result<Vec<Block>> {
         let device: Arc<dyn BlockDevice> = Arc::clone(patch) as Arc<dyn BlockDevice>;
         let bufs = BufCache::new(device, geometry, CACHE_BYTES);
         let groups = Groups::new(geometry.ag_count(), false);
-        let source = InodeSource { bufs: &bufs, geometry, groups: &groups };
+        let source = ImapSource { bufs: &bufs, geometry, groups: &groups };
         let mut found = Vec::new();
         for &ino in &std::mem::take(&mut self.directories) {
-            // Chunks are given back, and damage elsewhere is not what the log is about: if it is, a piece is left.
+            // Inodes may be freed, and other damage is not the log's concern. If it matters here, a piece is left over.
             let Some(extents) = self::extents(&source, ino)? else { continue };
             let step = u64::from(geometry.dir_block_blocks());
             let mut next = 0;
             for extent in extents.iter() {
                 let mut at = next.max(extent.startoff.0 / step * step);
                 while at < extent.end().0 {
-                    let pieces =
-                        ifork::pieces(geometry, ino, &extents, FileBlock(at), step as u32, &dir::INDEX);
-                    found.extend(pieces.ok().and_then(|pieces| self.take(pieces)));
+                    let maps =
+                        ifork::buf_maps(geometry, ino, &extents, FileBlock(at), step as u32, &dir::INDEX);
+                    found.extend(maps.ok().and_then(|maps| self.take(maps)));
                     at += step;
                 }
                 next = at;
@@ -108,29 +108,28 @@ impl Scattered {
         Ok(found)
     }
 
-    /// The block that lies in these pieces, if one of them was changed.
-    fn take(&mut self, pieces: Pieces) -> Option<Block> {
-        if pieces.len() < 2 {
+    /// The block that consists of these pieces, if one of them was changed.
+    fn take(&mut self, maps: BufMaps) -> Option<Block> {
+        if maps.len() < 2 {
             return None;
         }
         let mut newest = None;
-        for piece in &pieces {
-            let end = DiskAddr(piece.daddr.0 + piece.len / 512);
-            let changed: Vec<DiskAddr> =
-                self.pieces.range(piece.daddr..end).map(|(&daddr, _)| daddr).collect();
+        for map in &maps {
+            let end = DiskAddr(map.daddr.0 + map.len / 512);
+            let changed: Vec<DiskAddr> = self.pieces.range(map.daddr..end).map(|(&daddr, _)| daddr).collect();
             newest = changed
                 .iter()
                 .filter_map(|daddr| self.pieces.remove(daddr))
-                .map(|piece| piece.lsn)
+                .map(|map| map.lsn)
                 .max()
                 .max(newest);
         }
-        newest.map(|lsn| Block { pieces, lsn })
+        newest.map(|lsn| Block { pieces: maps, lsn })
     }
 }
 
-/// The map of a directory; `None` if there is none.
-fn extents(source: &InodeSource<'_>, ino: InodeNumber) -> Result<Option<ExtentList>> {
+/// The map of a directory. `None` if there is none.
+fn extents(source: &ImapSource<'_>, ino: InodeNumber) -> Result<Option<ExtentList>> {
     let look = || {
         let inode = Inode::parse(ino, &source.find(ino)?, source.geometry)?;
         if inode.is_free() || inode.kind() != InodeType::Directory {
@@ -146,11 +145,11 @@ fn extents(source: &InodeSource<'_>, ino: InodeNumber) -> Result<Option<ExtentLi
 }
 
 impl Block {
-    /// Gives it LSN and checksum.
+    /// Sets its LSN and checksum.
     fn seal(&self, patch: &mut Patch, geometry: &Geometry) -> Result<()> {
         let mut whole = Vec::with_capacity(geometry.dir_block_size() as usize);
-        for piece in &self.pieces {
-            whole.extend(patch.get(piece.daddr.0 * 512, piece.len, NAME)?);
+        for map in &self.pieces {
+            whole.extend(patch.get(map.daddr.0 * 512, map.len, NAME)?);
         }
         let Some(first) = self.pieces.first() else { return Ok(()) };
         let there =

@@ -1,16 +1,17 @@
-//! A change of an attribute that an intent (ATTRI) promised, and how it is logged.
+//! An attribute change from an intent (ATTRI), and how it is logged.
 //!
-//! Invariant: only recovery has such work. What changes an attribute here does so in one transaction, and promises nothing.
+//! Invariant: only recovery has such work. Our own attribute changes run in one transaction and log no attribute
+//! intent.
 
 use crate::log::{LogVector, VecSize};
-use crate::trans::reservation::Need;
+use crate::trans::reservation::ReservationBuilder;
 use xfs_format::attr::AttrFlags;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{AttrChange, AttrIntent, AttrOp};
 use xfs_format::types::InodeNumber;
 
-/// An attribute to be changed: what an intent says of it.
+/// An attribute change, as an intent describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct AttrWork {
     ino: InodeNumber,
@@ -29,24 +30,24 @@ impl From<&AttrChange<'_>> for AttrWork {
 }
 
 impl AttrWork {
-    /// Whose attribute.
+    /// The inode that has the attribute.
     pub(crate) fn ino(&self) -> InodeNumber {
         self.ino
     }
 
-    /// What becomes of it.
+    /// What is done to it.
     pub(crate) fn op(&self) -> AttrOp {
         self.op
     }
 
-    /// The same, as the log has it.
+    /// The change in the log's format.
     pub(crate) fn change(&self) -> AttrChange<'_> {
         let Self { ino, generation, op, filter, .. } = *self;
         let [name, new_name, value, new_value] = self.parts.each_ref().map(|part| &**part);
         AttrChange { ino, generation, op, filter, name, new_name, value, new_value }
     }
 
-    /// Whether there can be such a change on the volume.
+    /// Checks that the volume can have such a change.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<(), FormatError> {
         self.change().check(geometry)
     }
@@ -68,11 +69,11 @@ impl AttrWork {
         }
     }
 
-    /// What it takes: an attribute goes, and another comes.
-    pub(crate) fn need<'g>(&self, need: Need<'g>) -> Need<'g> {
+    /// Reserves for it: an attribute is removed and another one added.
+    pub(crate) fn reservation<'g>(&self, need: ReservationBuilder<'g>) -> ReservationBuilder<'g> {
         let longest = self.parts.iter().map(|part| part.len() as u64).max().unwrap_or(0);
-        // Headers and the rest of the last block included.
+        // Including headers and the rest of the last block.
         let value_blocks = longest.div_ceil(need.block_bytes() - 64) + 1;
-        need.inodes(1).attr_change(0).attr_change(value_blocks).first_attribute().steps(2)
+        need.inodes(1).attr_change(0).attr_change(value_blocks).first_attribute().log_count(2)
     }
 }

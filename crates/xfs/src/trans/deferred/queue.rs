@@ -1,33 +1,33 @@
-//! The order in which what is owed is carried out.
+//! The order of deferred work.
 //!
-//! Invariant: first in, first out; but what arises while something is carried out comes before what waited already, and
-//! what is left of that something comes right behind it. So chains that belong together are done one after the other,
-//! in the order in which the kernel does them, and at most one of them is ever half done.
+//! Invariant: first in, first out, with one exception. What an item adds while it is being finished comes before what
+//! waited already, and the rest of that item comes right after it. So related chains are done one after the other, in
+//! the kernel's order, and at most one of them is ever half done.
 
 use std::collections::VecDeque;
 
-/// What is owed, in the order in which it will be done.
+/// Deferred work, in the order in which it will be done.
 #[derive(Debug)]
-pub(super) struct Queue<T> {
+pub(super) struct DeferQueue<T> {
     waiting: VecDeque<T>,
-    /// While something is carried out: how many have arisen from it, which are the first.
-    arisen: Option<usize>,
+    /// While an item is being finished: how many items it has added. They are at the front.
+    added: Option<usize>,
 }
 
-impl<T> Default for Queue<T> {
+impl<T> Default for DeferQueue<T> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), arisen: None }
+        Self { waiting: VecDeque::new(), added: None }
     }
 }
 
-impl<T> Queue<T> {
+impl<T> DeferQueue<T> {
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Adds one: behind all, or, while one is carried out, behind what arose from it so far.
+    /// Adds an item at the end; while one is being finished, after what that one has added so far.
     pub(super) fn add(&mut self, owed: T) {
-        match &mut self.arisen {
+        match &mut self.added {
             None => self.waiting.push_back(owed),
             Some(arisen) => {
                 self.waiting.insert(*arisen, owed);
@@ -36,25 +36,25 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Takes the first one out, to be carried out.
+    /// Removes the first item in order to finish it.
     pub(super) fn begin(&mut self) -> Option<T> {
         let first = self.waiting.pop_front()?;
-        self.arisen = Some(0);
+        self.added = Some(0);
         Some(first)
     }
 
-    /// It was carried out, but for `rest`.
+    /// Ends the item. `rest` is what is left of it.
     pub(super) fn end(&mut self, rest: Option<T>) {
         rest.into_iter().for_each(|rest| self.add(rest));
-        self.arisen = None;
+        self.added = None;
     }
 
-    /// All that is owed, in order.
+    /// All items, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.waiting.iter()
     }
 
-    /// All that is owed, in order.
+    /// All items, in order.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.waiting.iter_mut()
     }
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn what_arises_comes_before_what_waited() {
-        let mut queue = Queue::default();
+        let mut queue = DeferQueue::default();
         ["cut", "free", "count"].into_iter().for_each(|work| queue.add(work));
         let mut done = Vec::new();
         while let Some(work) = queue.begin() {

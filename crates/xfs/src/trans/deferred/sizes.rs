@@ -1,6 +1,6 @@
-//! How much of the log an intent for one piece of each kind takes.
+//! Log bytes of an intent with one piece of work, for each kind.
 
-use super::work::{IntentBytes, Promise};
+use super::work::{IntentBytes, IntentWork};
 use smallvec::smallvec;
 use xfs_format::log::{
     BmapOp, BmapUpdate, Exchange, ExchangeFlags, Extent, RefcountOp, RefcountUpdate, RmapOp, RmapUpdate,
@@ -11,12 +11,12 @@ const BLOCK: FsBlock = FsBlock(0);
 const OFFSET: FileBlock = FileBlock(0);
 const INODE: InodeNumber = InodeNumber(0);
 
-/// For the freeing of one extent.
+/// Frees one extent.
 pub(in crate::trans) fn free_bytes() -> IntentBytes {
-    Promise::Free(smallvec![Extent { start: BLOCK, len: 0 }]).bytes()
+    IntentWork::Free(smallvec![Extent { start: BLOCK, len: 0 }]).bytes()
 }
 
-/// For one mapping that the reverse map is told of.
+/// Updates the rmap tree for one mapping.
 pub(in crate::trans) fn rmap_bytes() -> IntentBytes {
     let update = RmapUpdate {
         op: RmapOp::Map,
@@ -28,16 +28,16 @@ pub(in crate::trans) fn rmap_bytes() -> IntentBytes {
         bmbt_block: false,
         unwritten: false,
     };
-    Promise::Rmap(smallvec![update]).bytes()
+    IntentWork::Rmap(smallvec![update]).bytes()
 }
 
-/// For the counts of one run.
+/// Changes the refcounts of one run.
 pub(in crate::trans) fn count_bytes() -> IntentBytes {
     let update = RefcountUpdate { op: RefcountOp::Increase, start: BLOCK, len: 0 };
-    Promise::Count(smallvec![update]).bytes()
+    IntentWork::Count(smallvec![update]).bytes()
 }
 
-/// For one mapping that comes into a map or goes.
+/// One mapping enters or leaves a map.
 pub(in crate::trans) fn map_bytes() -> IntentBytes {
     let update = BmapUpdate {
         op: BmapOp::Map,
@@ -49,10 +49,10 @@ pub(in crate::trans) fn map_bytes() -> IntentBytes {
         unwritten: false,
         realtime: false,
     };
-    Promise::Map(smallvec![update]).bytes()
+    IntentWork::Map(smallvec![update]).bytes()
 }
 
-/// For an exchange.
+/// An exchange of mappings.
 pub(in crate::trans) fn exchange_bytes() -> IntentBytes {
     let exchange = Exchange {
         inodes: [INODE; 2],
@@ -62,5 +62,5 @@ pub(in crate::trans) fn exchange_bytes() -> IntentBytes {
         flags: ExchangeFlags::empty(),
         sizes: [0; 2],
     };
-    Promise::Exchange(exchange).bytes()
+    IntentWork::Exchange(exchange).bytes()
 }

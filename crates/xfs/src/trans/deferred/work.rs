@@ -1,11 +1,11 @@
-//! What can be owed: the kinds of work, and what each says in the log.
+//! The kinds of deferred work, and their intents.
 //!
-//! How work of a kind is carried out is known by the layer that owes it.
+//! The layer that defers work knows how to finish it.
 
 use super::attr_work::AttrWork;
 use crate::log::{LogVector, VecSize};
 use crate::owner::RmapOwner;
-use crate::trans::reservation::Need;
+use crate::trans::reservation::ReservationBuilder;
 use smallvec::{SmallVec, smallvec};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -15,16 +15,16 @@ use xfs_format::log::{
 };
 use xfs_format::types::{AgNumber, InodeNumber};
 
-/// A piece of work that is owed.
+/// An item of deferred work.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
-    /// A run of blocks is put into the trees of free space. It lies within one group.
+    /// A run of blocks within one group becomes free.
     Free(FreeWork),
-    /// The reverse map is told what became of a mapping.
+    /// The reverse map is updated for a mapping.
     Rmap(RmapUpdate),
-    /// Blocks get an owner more or less, or are staged for a copy or no more.
+    /// Blocks get or lose an owner, or enter or leave CoW staging.
     Count(RefcountUpdate),
-    /// A mapping comes into a map, or goes.
+    /// A mapping enters or leaves a map.
     Map(BmapUpdate),
     /// Mappings of two files are exchanged.
     Exchange(Exchange),
@@ -32,22 +32,22 @@ pub(crate) enum Work {
     Attr(Box<AttrWork>),
 }
 
-/// Blocks to be put into the trees of free space. They lie within one group.
+/// Blocks to be freed. They lie within one group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeWork {
     /// The blocks.
     pub(crate) extent: Extent,
-    /// Whose they are, unless the reverse map does not have them any more by then.
+    /// Their owner, or `None` if the rmap tree no longer has them by then.
     pub(crate) owner: Option<RmapOwner>,
 }
 
 /// Pieces of work of one kind.
 pub(super) type Works = SmallVec<[Work; 1]>;
 
-/// What an intent promises: work of one kind. Ours promise one piece each, but for what recovery gathers; those that it
-/// finds several.
+/// The work of an intent, all of one kind. Our intents have one piece each, except those that recovery gathers. Intents
+/// that it finds may have several.
 #[derive(Clone, Debug)]
-pub(crate) enum Promise {
+pub(crate) enum IntentWork {
     /// EFI, EFD.
     Free(SmallVec<[Extent; 1]>),
     /// RUI, RUD.
@@ -62,17 +62,17 @@ pub(crate) enum Promise {
     Attr(Box<AttrWork>),
 }
 
-/// Bytes of the log that an intent takes.
+/// Log bytes of an intent.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::trans) struct IntentBytes {
-    /// To promise it.
+    /// To log it.
     pub(in crate::trans) begin: u64,
-    /// To end it and to promise it anew at once.
+    /// To end it and log it again in the same commit.
     pub(in crate::trans) relog: u64,
 }
 
 impl IntentBytes {
-    /// Room for either of two.
+    /// The maximum of two.
     pub(in crate::trans) fn longer(one: Self, other: Self) -> Self {
         Self { begin: one.begin.max(other.begin), relog: one.relog.max(other.relog) }
     }
@@ -92,7 +92,7 @@ impl Work {
     }
 }
 
-impl From<&Work> for Promise {
+impl From<&Work> for IntentWork {
     fn from(work: &Work) -> Self {
         match work {
             Work::Free(work) => Self::Free(smallvec![work.extent]),
@@ -105,8 +105,9 @@ impl From<&Work> for Promise {
     }
 }
 
-impl Promise {
-    /// To do several pieces of work of the kind of the first; of an exchange, or an attribute, there is no more than one.
+impl IntentWork {
+    /// The intent for several pieces of work, all of the kind of the first. There is never more than one exchange or
+    /// attribute change.
     pub(super) fn of(works: &[Work]) -> Self {
         let mut promise = works.first().map_or_else(|| Self::Free(SmallVec::new()), Self::from);
         for work in works.iter().skip(1) {
@@ -119,8 +120,8 @@ impl Promise {
         promise
     }
 
-    /// Piece by piece. Of blocks to be freed the intent does not say whose they were, and somebody may have told the
-    /// reverse map already.
+    /// The single pieces. The intent does not say whose the freed blocks were, and the rmap tree may have been updated
+    /// already.
     pub(super) fn works(&self) -> Works {
         match self {
             Self::Free(extents) => {
@@ -135,12 +136,12 @@ impl Promise {
         }
     }
 
-    /// What is to be freed.
+    /// The extents that it frees.
     pub(crate) fn frees(&self) -> &[Extent] {
         if let Self::Free(extents) = self { extents } else { &[] }
     }
 
-    /// Whether what it names lies in the volume, each extent in one group.
+    /// Checks that what it names lies in the volume, each extent in one group.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<(), FormatError> {
         match self {
             Self::Free(extents) => extents.iter().try_for_each(|extent| extent.check(geometry)),
@@ -152,7 +153,7 @@ impl Promise {
         }
     }
 
-    /// Regions of the intent, or of its end.
+    /// Regions of the intent or of its done item.
     pub(super) fn log_size(&self, done: bool) -> VecSize {
         match self {
             Self::Free(extents) => VecSize::default().region(free_intent_bytes(extents.len())),
@@ -167,7 +168,7 @@ impl Promise {
         }
     }
 
-    /// Adds the regions of the intent, or of its end.
+    /// Encodes the regions of the intent or of its done item.
     pub(super) fn encode(&self, done: bool, id: u64, vector: &mut LogVector) {
         match self {
             Self::Free(extents) => {
@@ -209,7 +210,7 @@ impl Promise {
         }
     }
 
-    /// Inodes whose maps change by it.
+    /// The inodes whose maps it changes.
     pub(crate) fn remapped(&self) -> SmallVec<[InodeNumber; 2]> {
         match self {
             Self::Map(updates) => updates.iter().map(|update| update.ino).collect(),
@@ -218,22 +219,22 @@ impl Promise {
         }
     }
 
-    /// Whether reference counts change by it.
+    /// Whether it changes refcounts.
     pub(crate) fn is_count(&self) -> bool {
         matches!(self, Self::Count(_))
     }
 
-    /// Bytes of the log that it takes to log the intent again.
+    /// Log bytes to log the intent again.
     pub(crate) fn relog_bytes(&self) -> u64 {
         u64::from(self.log_size(true).log_bytes()) + u64::from(self.log_size(false).log_bytes())
     }
 
-    /// Bytes of the log that it takes.
+    /// Log bytes that it takes.
     pub(super) fn bytes(&self) -> IntentBytes {
         IntentBytes { begin: self.log_size(false).log_bytes().into(), relog: self.relog_bytes() }
     }
 
-    /// How many pieces it has.
+    /// The number of pieces.
     pub(crate) fn pieces(&self) -> usize {
         match self {
             Self::Free(extents) => extents.len(),
@@ -244,8 +245,13 @@ impl Promise {
         }
     }
 
-    /// What it takes to keep it at once, of counts so many pieces ([`Trans::keep_promise`](crate::trans::Trans::keep_promise)).
-    pub(crate) fn need_at_once<'g>(&self, need: Need<'g>, pieces: usize) -> Need<'g> {
+    /// Reserves for doing it at once; of refcount updates, this many pieces
+    /// ([`Trans::finish_intent`](crate::trans::Trans::finish_intent)).
+    pub(crate) fn reservation_at_once<'g>(
+        &self,
+        need: ReservationBuilder<'g>,
+        pieces: usize,
+    ) -> ReservationBuilder<'g> {
         let need = need.bytes(self.log_size(true).log_bytes().into());
         match self {
             Self::Free(extents) => need.extents(extents.len() as u64),
@@ -256,19 +262,20 @@ impl Promise {
             }
             Self::Map(updates) => need.maps_at_once(updates.len() as u64),
             Self::Exchange(_) => need.exchange_at_once(),
-            Self::Attr(work) => work.need(need),
+            Self::Attr(work) => work.reservation(need),
         }
     }
 
-    /// What it takes to take the promise over ([`Trans::take_over`](crate::trans::Trans::take_over)), and to do what it says.
-    pub(crate) fn need<'g>(&self, need: Need<'g>) -> Need<'g> {
+    /// Reserves for adopting the intent ([`Trans::adopt_intent`](crate::trans::Trans::adopt_intent)) and doing its
+    /// work.
+    pub(crate) fn reservation<'g>(&self, need: ReservationBuilder<'g>) -> ReservationBuilder<'g> {
         let need = need.bytes(self.log_size(true).log_bytes().into());
         match self {
             Self::Free(extents) => need.frees(extents.len() as u64),
             Self::Rmap(updates) => need.rmaps(updates.len() as u64),
             Self::Count(updates) => need.counts(updates.len() as u64),
-            Self::Map(_) | Self::Exchange(_) => self.need_at_once(need, self.pieces()),
-            Self::Attr(work) => work.need(need),
+            Self::Map(_) | Self::Exchange(_) => self.reservation_at_once(need, self.pieces()),
+            Self::Attr(work) => work.reservation(need),
         }
     }
 }
