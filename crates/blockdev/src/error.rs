@@ -25,8 +25,8 @@ pub enum DeviceError {
         /// The device's sector size in bytes.
         sector: u32,
     },
-    /// A write to a device that was opened for reading only.
-    #[error("the device is open for reading only")]
+    /// A write to a device that the host has read-only, or that was opened for reading only.
+    #[error("the device is read-only")]
     ReadOnly,
     /// Another process or the kernel has the image open for writing or locked, or it is a block device that is mounted.
     #[error(

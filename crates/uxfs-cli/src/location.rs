@@ -158,7 +158,7 @@ impl<'a> Images<'a> {
         let options = location.options(self.global)?.writable(self.writable).gather_writes(self.gathers);
         let volume = open(location, &options)?;
         if !self.writable {
-            warn_of_writer(location);
+            warn_of_writer(location, uxfs::written_by(&location.image));
         }
         self.open.push((location.clone(), volume.clone()));
         Ok(volume)
@@ -203,9 +203,10 @@ fn of_recovery(recovery: &Recovery) -> Option<String> {
     ))
 }
 
-/// Warns of the kernel, or a program that takes no lock, that has an image open for writing while it is read.
-pub fn warn_of_writer(location: &Location) {
-    if let Some(who) = uxfs::written_by(&location.image) {
+/// Warns of the kernel, or a program that takes no lock, that has an image open for writing while it is read. What
+/// could not be read has an error of its own, which is not warned of.
+pub fn warn_of_writer(location: &Location, writer: Option<String>) {
+    if let Some(who) = writer {
         let name = host_name(&location.name());
         let what = format!("is open for writing by {who}; what is read may be of several moments");
         problems::complain(&format!("{name}: {what}"));

@@ -519,23 +519,35 @@ fn a_volume_on_a_block_device_grows_to_its_end() {
     sound(&image.path);
 }
 
-/// It was opened, and the volume shut down by the first write that failed.
+/// It was opened, and the volume shut down by the first write that failed. The volume is one that uxfs writes: the
+/// exit code says that the host refuses.
 #[test]
 #[ignore = "needs root and xfsprogs"]
 fn a_block_device_that_only_is_read_is_not_opened_for_writing() {
     let image = filled(&[]);
     let device = String::from_utf8(run("losetup", &[&"-f", &"-r", &"--show", &image.path])).unwrap();
     let device = device.trim_end();
-    let tried =
-        [&["label", device, "new"][..], &["grow", device], &["recover", device], &["mkfs", "-f", device]]
-            .map(|command| uxfs(&command.iter().map(|word| word as &dyn AsRef<OsStr>).collect::<Vec<_>>()));
+    let before = std::fs::read(&image.path).unwrap();
+    let (root, dir) = (format!("{device}:/"), format!("{device}:/dir"));
+    let tried = [
+        &["label", device, "new"][..],
+        &["grow", device],
+        &["recover", device],
+        &["mkfs", "-f", device],
+        &["mkdir", &dir],
+        &["cp", "/etc/passwd", &root],
+        &["rm", "-r", &dir],
+        &["chmod", "700", &root],
+    ]
+    .map(|command| uxfs(&command.iter().map(|word| word as &dyn AsRef<OsStr>).collect::<Vec<_>>()));
     let read = uxfs(&[&"ls", &device]);
     run("losetup", &[&"-d", &device]);
     for refused in tried {
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(refused.status.code() == Some(4) && said.contains("open for reading only"), "{said}");
+        assert!(refused.status.code() == Some(6) && said.contains("the device is read-only"), "{said}");
     }
     assert!(read.status.success());
+    assert!(std::fs::read(&image.path).unwrap() == before, "bytes changed");
 }
 
 /// As old as `mkfs.xfs` makes them for old kernels, and with inode trees of more than a level.

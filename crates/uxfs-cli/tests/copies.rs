@@ -25,6 +25,29 @@ fn cp_gives_the_kernels_tree() {
     assert_eq!(ino("docs/small.txt"), ino("links/hard-two"));
 }
 
+/// Inode numbers of one image say nothing of another's.
+#[test]
+#[ignore = "needs root and xfsprogs"]
+fn links_among_several_sources_stay_links() {
+    let [one, two, to] = [Image::new(&[]), Image::new(&[]), Image::new(&[])];
+    for (image, names) in [(&one, ["a", "b"]), (&two, ["c", "d"])] {
+        let host = scratch();
+        std::fs::write(host.path().join(names[0]), names[0]).unwrap();
+        std::fs::hard_link(host.path().join(names[0]), host.path().join(names[1])).unwrap();
+        uxfs_ok(&[&"cp", &"-a", &host.path().join(names[0]), &host.path().join(names[1]), &image.at("/")]);
+    }
+    uxfs_ok(&[&"cp", &"-a", &one.at("/a"), &two.at("/c"), &two.at("/d"), &one.at("/b"), &to.at("/")]);
+    run("xfs_repair", &[&"-n", &"-f", &to.path]);
+    let mount = to.mount(&[]);
+    for (name, text) in [("a", "a"), ("b", "a"), ("c", "c"), ("d", "c")] {
+        let path = mount.dir().join(name);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "{name}");
+        assert!(describe(&path).contains("nlink=2"), "{name}: {}", describe(&path));
+    }
+    std::fs::remove_file(mount.dir().join("a")).unwrap();
+    std::fs::write(mount.dir().join("d"), "the kernel writes on").unwrap();
+}
+
 #[test]
 #[ignore = "needs root and xfsprogs"]
 fn cp_knows_its_destinations() {

@@ -80,6 +80,15 @@ const CASES: &[Case] = &[
     Case(&["--replace"], &["S/file"], "D/dangling"),
     Case(&["-p", "--replace"], &["S/suid"], "D/existing"),
     Case(&["-a", "--replace"], &["S/tree"], "D"),
+    // Two names of one file, as sources of their own and in a tree.
+    Case(&["-a"], &["S/pair/a", "S/pair/b"], "D/dir"),
+    Case(&["-p"], &["S/pair/a", "S/pair/b"], "D/dir"),
+    Case(&["--preserve=links"], &["S/pair/b", "S/pair/a"], "D/dir"),
+    Case(&["-a"], &["S/pair/a", "S/pair", "S/tree/inner", "S/tree"], "D/dir"),
+    Case(&["-a"], &["S/tree", "S/tree/inner/one"], "D/dir"),
+    Case(&["-a"], &["S/pair/linked", "S/pair/again"], "D/dir"),
+    Case(&["-a"], &["S/pair/a", "S/other/a", "S/pair/b"], "D/dir"),
+    Case(&["-a"], &["S/pair/a", "S/pair/existing"], "D"),
 ];
 
 /// Within one image.
@@ -92,6 +101,9 @@ const WITHIN: &[Case] = &[
     Case(&["-a"], &["D/listed"], "D/existing"),
     Case(&["-r"], &["D/tree"], "D/dir"),
     Case(&["-a"], &["D/tree"], "D/dir"),
+    Case(&["-a"], &["D/existing", "D/hard"], "D/dir"),
+    Case(&["-a"], &["D/twin", "D/twins/other"], "D/twins"),
+    Case(&["-a"], &["D/twin", "D/twins"], "D/dir"),
 ];
 
 /// Files that are copied. Their times are long past.
@@ -113,6 +125,13 @@ fn sources(dir: &Path) {
     run("setfattr", &[&"-n", &"user.color", &"-v", &"red", &at("colored")]);
     run("setfattr", &[&"-n", &"trusted.kept", &"-v", &"yes", &at("colored")]);
     symlink("file", at("symlink")).unwrap();
+    write("pair/a", "a pair", 0o640, (3, 4));
+    for other in ["pair/b", "pair/existing"] {
+        std::fs::hard_link(at("pair/a"), at(other)).unwrap();
+    }
+    write("other/a", "no pair", 0o640, (3, 4));
+    symlink("nowhere", at("pair/linked")).unwrap();
+    std::fs::hard_link(at("pair/linked"), at("pair/again")).unwrap();
     write("tree/one", "one", 0o666, (11, 12));
     write("tree/two", "two", 0o4711, (13, 14));
     write("tree/able", "able", 0o755, (0, 0));
@@ -146,6 +165,9 @@ fn destination(dir: &Path) {
         std::fs::set_permissions(at(name), PermissionsExt::from_mode(mode)).unwrap();
     }
     std::fs::hard_link(at("existing"), at("hard")).unwrap();
+    std::fs::create_dir(at("twins")).unwrap();
+    std::fs::write(at("twin"), "has another name").unwrap();
+    std::fs::hard_link(at("twin"), at("twins/other")).unwrap();
     run("setfattr", &[&"-n", &"user.stays", &"-v", &"1", &at("existing")]);
     run("setfacl", &[&"-m", &"u:77:rw", &at("listed")]);
     run("setcap", &[&"cap_net_raw+ep", &at("capable")]);

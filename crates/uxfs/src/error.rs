@@ -51,6 +51,8 @@ pub enum ErrorKind {
     Locked,
     /// The volume is open for reading only.
     ReadOnly,
+    /// The device takes no writes: the host has it read-only.
+    ReadOnlyDevice,
     /// The bytes have no block of their own yet, so that they cannot be overwritten in place.
     NotAllocated,
     /// The blocks to change or free are shared, but the file's flag does not say so.
@@ -233,7 +235,7 @@ pub(crate) fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
         D::Locked | D::BeingRead | D::BeingWritten | D::Attached(_) | D::Replaced | D::Claimed => {
             ErrorKind::Locked
         }
-        D::ReadOnly => ErrorKind::ReadOnly,
+        D::ReadOnly => ErrorKind::ReadOnlyDevice,
         D::Failed(_) => ErrorKind::ShutDown,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
@@ -273,7 +275,7 @@ impl From<Error> for std::io::Error {
             ErrorKind::NoSpace => Host::StorageFull,
             ErrorKind::TooLarge | ErrorKind::TooManyExtents => Host::FileTooLarge,
             ErrorKind::Locked | ErrorKind::Busy => Host::ResourceBusy,
-            ErrorKind::ReadOnly => Host::ReadOnlyFilesystem,
+            ErrorKind::ReadOnly | ErrorKind::ReadOnlyDevice => Host::ReadOnlyFilesystem,
             ErrorKind::AlreadyExists => Host::AlreadyExists,
             ErrorKind::TooManySymlinks | ErrorKind::ShutDown | ErrorKind::Io => Host::Other,
         };

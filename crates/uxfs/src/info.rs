@@ -46,6 +46,8 @@ pub struct Kernels {
     pub written: Option<String>,
     /// The features that keep older ones from it.
     pub written_because: Vec<String>,
+    /// Build options that a recent kernel needs to mount it, as `XFS_SUPPORT_V4`.
+    pub build_options: Vec<&'static str>,
 }
 
 impl From<kernels::Kernels> for Kernels {
@@ -56,6 +58,7 @@ impl From<kernels::Kernels> for Kernels {
             read_because: of.read_because,
             written: name(of.since.written),
             written_because: of.written_because,
+            build_options: of.build_options,
         }
     }
 }

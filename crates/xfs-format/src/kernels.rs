@@ -2,9 +2,9 @@
 //!
 //! A kernel refuses a volume that has an incompatible feature which it does not know, and mounts one with a read-only
 //! compatible one for reading. So the first release that mounts a volume is that of its newest feature. Releases are
-//! those of the kernel as its makers publish it; distributions take features into older ones. The kernel's build
-//! options are not known here: in recent kernels, version 4 and case-insensitive names are options, and off by
-//! default.
+//! those of the kernel as its makers publish it; distributions take features into older ones. Version 4 and
+//! case-insensitive names are build options of recent kernels, off by default, as realtime always was: which a kernel
+//! has is not known here, so they are named.
 //!
 //! Invariant: each row of the table of features has a row here.
 
@@ -122,6 +122,16 @@ impl FeatureMark {
     pub fn since(self) -> Since {
         TABLE.iter().find(|(mark, _)| *mark == self).map_or(NEVER, |(_, since)| *since)
     }
+
+    /// The build option without which recent kernels do not mount volumes with it.
+    pub fn build_option(self) -> Option<&'static str> {
+        match self {
+            Self::Format(4) => Some("XFS_SUPPORT_V4"),
+            Self::Version(VersionFlags::BORG) => Some("XFS_SUPPORT_ASCII_CI"),
+            Self::Realtime => Some("XFS_RT"),
+            _ => None,
+        }
+    }
 }
 
 /// Which kernels mount a volume, on machines with pages of 4096 bytes.
@@ -133,6 +143,8 @@ pub struct Kernels {
     pub read_because: Vec<String>,
     /// The features that keep older kernels from mounting it for writing.
     pub written_because: Vec<String>,
+    /// Build options that a recent kernel needs for it, as `XFS_SUPPORT_V4`.
+    pub build_options: Vec<&'static str>,
 }
 
 impl Kernels {
@@ -145,7 +157,9 @@ impl Kernels {
         }
         let (read, read_because) = youngest(&rows, |since| since.read);
         let (written, written_because) = youngest(&rows, |since| since.written);
-        Self { since: Since { read, written }, read_because, written_because }
+        let build_options =
+            feature_table::present(sb).filter_map(|one| one.row?.mark.build_option()).collect();
+        Self { since: Since { read, written }, read_because, written_because, build_options }
     }
 }
 

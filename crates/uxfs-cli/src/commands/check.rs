@@ -20,8 +20,9 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let image = &args.image.image;
     location::check(image)?;
     let options = args.image.options(global)?;
-    location::warn_of_writer(&args.image);
+    let writer = uxfs::written_by(image);
     let report = uxfs::check(image, &options).map_err(|error| args.image.failure(&error))?;
+    location::warn_of_writer(&args.image, writer);
     let mut out = Output::new(global);
     if out.is_json() {
         for finding in &report.findings {

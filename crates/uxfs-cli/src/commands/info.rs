@@ -92,6 +92,7 @@ fn kernels(of: &Kernels) -> Value {
         "read_because": of.read_because,
         "written": of.written,
         "written_because": of.written_because,
+        "build_options": of.build_options,
     })
 }
 
@@ -148,9 +149,14 @@ fn text(Shown { info, kept }: &Shown, out: &mut Output) -> Result<()> {
     ))?;
     out.text(format_args!("sector      {} bytes\n", info.sector_size))?;
     out.text(format_args!("directory   {} bytes a block\n", info.dir_block_size))?;
-    let Kernels { read, read_because, written, written_because, .. } = &info.kernels;
+    let Kernels { read, read_because, written, written_because, build_options, .. } = &info.kernels;
     let (read, written) = (since(read.as_ref(), read_because), since(written.as_ref(), written_because));
-    out.text(format_args!("kernels     mounted {read}, for writing {written}\n"))?;
+    let built = if build_options.is_empty() || info.kernels.read.is_none() {
+        String::new()
+    } else {
+        format!("; recent ones if built with {}", build_options.join(", "))
+    };
+    out.text(format_args!("kernels     mounted {read}, for writing {written}{built}\n"))?;
     if let Some(quota) = &info.quota {
         let counts = if quota.counted.is_empty() { "the next kernel counts anew" } else { COUNTED };
         out.text(format_args!(

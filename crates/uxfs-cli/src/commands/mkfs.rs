@@ -7,8 +7,8 @@ use super::untar::say_lost;
 use crate::archive::read::Reader;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::archive::FromArchive;
-use crate::fill::host::{FromHost, Target};
-use crate::fill::image::FromImage;
+use crate::fill::host::{self, FromHost, Target};
+use crate::fill::image::{self, FromImage};
 use crate::fill::{Existing, Filler, Reflink, Rules};
 use crate::host::Identity;
 use crate::host::attributes::Keep;
@@ -267,13 +267,17 @@ fn fill(
         let filled = match source {
             Source::Dir(path) => {
                 let target = Target { dir: root, path: Vec::new(), name: None };
-                FromHost::new(&mut filler, &mut problems, &args.image.image).copy(&path, target, true)
+                let mut links = host::Links::default();
+                FromHost::new(&mut filler, &mut problems, &mut links, &args.image.image)
+                    .copy(&path, target, true)
             }
             Source::Archive(reader) => FromArchive::new(&mut filler, &mut problems, root).unpack(*reader),
             Source::Image(copied) => {
                 let target = Target { dir: root, path: Vec::new(), name: None };
                 let Copied { volume, location, dir, .. } = &*copied;
-                FromImage::new(&mut filler, &mut problems, volume, location, false).copy(dir.clone(), target)
+                let mut links = image::Links::default();
+                FromImage::new(&mut filler, &mut problems, &mut links, volume, location, false)
+                    .copy(dir.clone(), target)
             }
         };
         // The file that was next is not to blame.

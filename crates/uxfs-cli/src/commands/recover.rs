@@ -29,12 +29,12 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     location::check(image)?;
     let failure = |error| args.image.failure(&error);
     let options = args.image.options(global)?.writable(!args.dry_run);
-    if args.dry_run {
-        location::warn_of_writer(&args.image);
-    } else {
+    let writer = args.dry_run.then(|| uxfs::written_by(image)).flatten();
+    if !args.dry_run {
         interrupt::watch();
     }
     let volume = Volume::open(image, &options).map_err(failure)?;
+    location::warn_of_writer(&args.image, writer);
     let (recovery, copies_settled) = (volume.recovery(), volume.copies_settled());
     if !args.dry_run {
         volume.close().map_err(failure)?;

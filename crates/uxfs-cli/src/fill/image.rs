@@ -21,9 +21,13 @@ pub struct FromImage<'a, 'b> {
     problems: &'a mut Problems,
     origin: Origin,
     source: &'a Location,
-    /// Copies of files with several names, by the inode number in the source.
-    linked: BTreeMap<u64, Linked>,
+    links: &'a mut Links,
 }
+
+/// Copies of one volume's files with several names, by the inode number in that volume. They are kept from one source
+/// to the next: the other name may be there.
+#[derive(Default)]
+pub struct Links(BTreeMap<u64, Linked>);
 
 /// A directory that is being filled.
 struct Level {
@@ -57,12 +61,13 @@ impl<'a, 'b> FromImage<'a, 'b> {
     pub fn new(
         filler: &'a mut Filler<'b>,
         problems: &'a mut Problems,
+        links: &'a mut Links,
         volume: &Volume,
         source: &'a Location,
         same: bool,
     ) -> Self {
         let origin = Origin { volume: volume.clone(), same, keeps: None };
-        Self { filler, problems, origin, source, linked: BTreeMap::new() }
+        Self { filler, problems, origin, source, links }
     }
 
     /// Copies a node, a directory with all that is in it.
@@ -166,7 +171,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
 
     /// Sets again the metadata of copies that have names outside the copied tree.
     fn settle(&mut self, to: &Volume) -> StepResult<()> {
-        for linked in self.linked.values_mut() {
+        for linked in self.links.0.values_mut() {
             if let Some(of) = linked.of.take() {
                 self.filler.settle(&to.node(linked.ino)?, &of)?;
             }
@@ -218,7 +223,8 @@ impl<'a, 'b> FromImage<'a, 'b> {
 
     /// Copies a file with several names, or gives its copy another one.
     fn one_of_several(&mut self, to: &Dir, name: &[u8], node: &Node, metadata: &Metadata) -> StepResult<()> {
-        if let Some(copy) = self.linked.get_mut(&node.ino()) {
+        if let Some(copy) = self.links.0.get_mut(&node.ino()) {
+            self.origin.check_same(self.filler, to, name, node)?;
             let made = to.node().volume().node(copy.ino)?;
             self.filler.link(to, name, &made)?;
             copy.names = copy.names.saturating_sub(1);
@@ -234,7 +240,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
         let made = self.origin.leaf(self.filler, to, name, node, metadata, of)?;
         if let Some(made) = made {
             let names = metadata.nlink - 1;
-            self.linked.insert(node.ino(), Linked { ino: made.ino(), names, of: whole });
+            self.links.0.insert(node.ino(), Linked { ino: made.ino(), names, of: whole });
         }
         Ok(())
     }
@@ -248,6 +254,14 @@ fn attributes(node: &Node, keeps: Option<Keeps>) -> StepResult<Attributes> {
 }
 
 impl Origin {
+    /// Refuses to put a file in its own place.
+    fn check_same(&self, filler: &Filler<'_>, to: &Dir, name: &[u8], node: &Node) -> StepResult<()> {
+        if self.same && filler.leads_to(to, name, node)? {
+            return Err(Trouble::new(Exit::Usage, "this is the same file"));
+        }
+        Ok(())
+    }
+
     /// Copies anything but a directory; `None` if it is skipped.
     fn leaf(
         &self,
@@ -258,9 +272,7 @@ impl Origin {
         metadata: &Metadata,
         of: Attributes,
     ) -> StepResult<Option<Node>> {
-        if self.same && filler.leads_to(to, name, node)? {
-            return Err(Trouble::new(Exit::Usage, "this is the same file"));
-        }
+        self.check_same(filler, to, name, node)?;
         if metadata.is_file() {
             return self.file(filler, to, name, node, metadata, &of).map(Some);
         }

@@ -176,7 +176,11 @@ impl From<uxfs::Error> for Trouble {
     fn from(error: uxfs::Error) -> Self {
         let ends = matches!(
             error.kind(),
-            ErrorKind::NoSpace | ErrorKind::ShutDown | ErrorKind::ShutDownByDamage | ErrorKind::ReadOnly
+            ErrorKind::NoSpace
+                | ErrorKind::ShutDown
+                | ErrorKind::ShutDownByDamage
+                | ErrorKind::ReadOnly
+                | ErrorKind::ReadOnlyDevice
         );
         Self { exit: error.kind().into(), what: error.to_string(), ends }
     }

@@ -8,8 +8,8 @@ use super::{Args, Attribute, is_image, not_shared};
 use crate::commands::untar::say_lost;
 use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
-use crate::fill::host::{FromHost, Target, file_name};
-use crate::fill::image::FromImage;
+use crate::fill::host::{self, FromHost, Target, file_name};
+use crate::fill::image::{self, FromImage};
 use crate::fill::stream::Stream;
 use crate::fill::{Filler, Reflink, Rules};
 use crate::location::{Images, Location};
@@ -17,6 +17,7 @@ use crate::mode::umask;
 use crate::options::Global;
 use crate::problems::Problems;
 use crate::progress;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use uxfs::{Node, Volume};
 
@@ -87,6 +88,8 @@ pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit>
             filler: &mut filler,
             problems: &mut problems,
             images: Images::new(global),
+            host_links: host::Links::default(),
+            image_links: BTreeMap::new(),
         }
         .all()
     });
@@ -110,6 +113,9 @@ struct Copy<'a, 'b> {
     problems: &'a mut Problems,
     /// Images that are read.
     images: Images<'a>,
+    host_links: host::Links,
+    /// By the number of the image that is read; `None`: the one that is written.
+    image_links: BTreeMap<Option<usize>, image::Links>,
 }
 
 impl Copy<'_, '_> {
@@ -156,7 +162,9 @@ impl Copy<'_, '_> {
                     && !(recursive && path.symlink_metadata().is_ok_and(|found| found.is_symlink()));
                 let target = self.target(source, is_dir, there)?;
                 let follow = !recursive || path.as_os_str().as_encoded_bytes().ends_with(b"/");
-                FromHost::new(self.filler, self.problems, &self.destination.image).copy(path, target, follow)
+                let links = &mut self.host_links;
+                FromHost::new(self.filler, self.problems, links, &self.destination.image)
+                    .copy(path, target, follow)
             }
             Source::Image(location) => {
                 let same = location.shares_volume(self.destination);
@@ -165,7 +173,9 @@ impl Copy<'_, '_> {
                 let node = if recursive { volume.lookup_nofollow(path) } else { volume.lookup(path) };
                 let node = node.map_err(|error| location.failure(&error))?;
                 let target = self.target(source, node.file_type().is_dir(), there)?;
-                FromImage::new(self.filler, self.problems, &volume, location, same).copy(node, target)
+                let links =
+                    self.image_links.entry(self.images.number(location).filter(|_| !same)).or_default();
+                FromImage::new(self.filler, self.problems, links, &volume, location, same).copy(node, target)
             }
         }
     }

@@ -509,7 +509,13 @@ impl Removal<'_> {
     /// Reports what could not be removed. If the volume takes no more changes, that ends the
     /// removal.
     fn said(&self, dir: &Emptied, entry: Option<&[u8]>, error: &uxfs::Error) -> Result<()> {
-        if matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::ShutDownByDamage | ErrorKind::ReadOnly) {
+        if matches!(
+            error.kind(),
+            ErrorKind::ShutDown
+                | ErrorKind::ShutDownByDamage
+                | ErrorKind::ReadOnly
+                | ErrorKind::ReadOnlyDevice
+        ) {
             return Err(Failure::of_image(&self.location.image, error));
         }
         self.problem(dir, entry, error);

@@ -26,12 +26,18 @@ use uxfs::{Dir, File, Node};
 pub struct FromHost<'a, 'b> {
     filler: &'a mut Filler<'b>,
     problems: &'a mut Problems,
-    /// Inode numbers of the copies of files with several names, by device and inode number.
-    linked: HashMap<Key, u64>,
-    /// The same, for the reader.
-    copied: Copied,
+    links: &'a mut Links,
     /// The image that is written, which is not copied into itself.
     image: Option<Identity>,
+}
+
+/// Copies of files with several names, kept from one source to the next: the other name may be there.
+#[derive(Default)]
+pub struct Links {
+    /// Inode numbers of the copies, by device and inode number.
+    copies: HashMap<Key, u64>,
+    /// The same, for the reader.
+    copied: Copied,
 }
 
 /// The place of a copy.
@@ -67,9 +73,13 @@ struct Level {
 
 impl<'a, 'b> FromHost<'a, 'b> {
     /// Copies with a filler; failures are reported.
-    pub fn new(filler: &'a mut Filler<'b>, problems: &'a mut Problems, image: &Path) -> Self {
-        let (linked, copied, image) = (HashMap::new(), Copied::default(), Identity::of_path(image));
-        Self { filler, problems, linked, copied, image }
+    pub fn new(
+        filler: &'a mut Filler<'b>,
+        problems: &'a mut Problems,
+        links: &'a mut Links,
+        image: &Path,
+    ) -> Self {
+        Self { filler, problems, links, image: Identity::of_path(image) }
     }
 
     /// Copies `path`, a directory recursively. A link there is followed if `follow`.
@@ -82,7 +92,7 @@ impl<'a, 'b> FromHost<'a, 'b> {
         }
         let rules = *self.filler.rules();
         self.filler.start(&target.path);
-        let copied = Copied::clone(&self.copied);
+        let copied = Copied::clone(&self.links.copied);
         let keep_xattrs = rules.keep.xattrs || rules.keep.mode;
         let (reader, steps) = Reader::new(rules.keep_links, keep_xattrs, self.image, copied);
         std::thread::scope(|scope| {
@@ -221,13 +231,13 @@ impl<'a, 'b> FromHost<'a, 'b> {
         make: impl FnOnce(&mut Filler<'b>, &Dir, &[u8]) -> StepResult<Option<Node>>,
     ) -> StepResult<()> {
         let Some((dir, name)) = place.end(name) else { return Err(ended_early()) };
-        if let Some(&ino) = key.and_then(|key| self.linked.get(&key)) {
+        if let Some(&ino) = key.and_then(|key| self.links.copies.get(&key)) {
             return self.filler.link(dir, name, &dir.node().volume().node(ino)?);
         }
         let Some(node) = make(self.filler, dir, name)? else { return Ok(()) };
         if let Some(key) = key {
-            self.linked.insert(key, node.ino());
-            self.copied.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+            self.links.copies.insert(key, node.ino());
+            self.links.copied.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
         }
         Ok(())
     }
