@@ -1,7 +1,7 @@
 //! Remembers where files with several names were written, so that their other names become links.
 //!
 //! Invariants: memory is bounded, and needs an entry for each remembered file and for each directory above one, at any
-//! depth; a file whose names were all seen is forgotten.
+//! depth; a file whose names were all seen is forgotten, unless they may come again.
 
 use super::{HostTree, Identity, beneath};
 use rustix::fd::OwnedFd;
@@ -28,6 +28,8 @@ pub struct Links {
     files: HashMap<Source, Linked>,
     dirs: Vec<(DirIndex, Box<[u8]>)>,
     bytes: usize,
+    /// Whether a name may come again.
+    repeats: bool,
     /// The last directory that was found.
     found: Option<(DirIndex, OwnedFd)>,
 }
@@ -53,6 +55,11 @@ pub enum Link {
 }
 
 impl Links {
+    /// For this many sources. Of several, one may lie in another.
+    pub fn of(sources: usize) -> Self {
+        Self { repeats: sources > 1, ..Self::default() }
+    }
+
     /// Makes `name` in the current directory a link to the copy of `source`.
     pub fn link(&mut self, host: &mut HostTree, source: Source, name: &[u8]) -> io::Result<Link> {
         let Some(linked) = self.files.get_mut(&source) else { return Ok(Link::Unknown) };
@@ -85,6 +92,7 @@ impl Links {
         }
         linked.left = linked.left.saturating_sub(1);
         if linked.left == 0
+            && !self.repeats
             && let Some(done) = self.files.remove(&source)
         {
             self.bytes = self.bytes.saturating_sub(done.name.len() + ENTRY_BYTES);

@@ -170,7 +170,7 @@ impl<'a> Copy<'a> {
             size: 0,
             lost: Lost::default(),
             host: None,
-            links: Links::default(),
+            links: Links::of(sources.len()),
             images: sources.iter().filter_map(|source| Identity::of_path(&source.image)).collect(),
             ended: false,
         }
