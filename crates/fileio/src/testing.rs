@@ -11,6 +11,9 @@ pub const HOLD: &str = "a range is about to be held";
 /// includes the lookup of its place.
 pub const CHANGE: &str = "bytes are about to be held for a change";
 
+/// Bytes were overwritten in place, and are let go of.
+pub const OVERWRITTEN: &str = "an overwrite has let its bytes go";
+
 /// Space for a write to possibly shared blocks has been allocated, and the write is about to begin.
 pub const STAGED: &str = "space for a write is there";
 

@@ -37,7 +37,11 @@ impl Wake {
     }
 
     pub(crate) fn task(waker: &Waker) -> Self {
-        Wake::Task(Mutex::new(Some(waker.clone())))
+        Self::of(waker.clone())
+    }
+
+    pub(crate) fn of(waker: Waker) -> Self {
+        Wake::Task(Mutex::new(Some(waker)))
     }
 }
 

@@ -993,3 +993,61 @@ fn the_table_moves_beside_pairs_in_opposite_order() {
         shared.finish(2);
     });
 }
+
+/// A waker that asks the lock when it is dropped. The claim is granted between lining up and the last look.
+mod wakers {
+    use super::*;
+    use std::mem::ManuallyDrop;
+    use std::sync::Arc as StdArc;
+    use std::task::{RawWaker, RawWakerVTable};
+
+    struct Asks(Arc<Shared>);
+
+    impl Asks {
+        fn waker(self: &StdArc<Self>) -> Waker {
+            // SAFETY: `VTABLE` takes such pointers, each of which owns one reference.
+            unsafe { Waker::from_raw(Self::raw(self.clone())) }
+        }
+
+        fn raw(this: StdArc<Self>) -> RawWaker {
+            RawWaker::new(StdArc::into_raw(this).cast(), &Self::VTABLE)
+        }
+
+        const VTABLE: RawWakerVTable = RawWakerVTable::new(
+            |this| {
+                // SAFETY: as `waker` says.
+                let this = ManuallyDrop::new(unsafe { StdArc::from_raw(this.cast::<Self>()) });
+                Self::raw(StdArc::clone(&this))
+            },
+            // SAFETY: as `waker` says.
+            |this| drop(unsafe { StdArc::from_raw(this.cast::<Self>()) }),
+            |_| {},
+            // SAFETY: as `waker` says.
+            |this| unsafe { StdArc::from_raw(this.cast::<Self>()) }.ask(),
+        );
+
+        /// At the gate.
+        fn ask(&self) {
+            drop(self.0.lock.try_lock(50..u64::MAX, Mode::Shared));
+        }
+    }
+
+    #[test]
+    fn a_waker_is_dropped_without_locks_where_the_turn_comes_at_once() {
+        model_within(2, || {
+            let shared = Shared::new(1);
+            let other = shared.clone();
+            let held = shared.lock.try_acquire(0..1, Mode::Exclusive).expect("free");
+            let thread = thread::spawn(move || other.lock.release(held));
+            let asks = StdArc::new(Asks(shared.clone()));
+            let waker = asks.waker();
+            match shared.lock.acquire_or_notify(0..1, Mode::Exclusive, &waker) {
+                Ok(token) => shared.lock.release(token),
+                Err(pending) => drop(pending),
+            }
+            drop(waker);
+            thread.join().unwrap();
+            shared.finish(0);
+        });
+    }
+}

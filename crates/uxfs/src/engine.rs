@@ -5,8 +5,8 @@ use crate::info::{FeatureSupport, Quota, VolumeInfo};
 use crate::metadata;
 use crate::metadata::{DeviceNumber, Metadata};
 use fileio::{Failure, FileError, Refusal};
-use xfs::inode::{ForkKind, Inode};
-use xfs::volume::{InodeEntry, Volume};
+use xfs::inode::{ForkKind, InMemory, Inode};
+use xfs::volume::Volume;
 use xfs_format::feature_table;
 
 /// The metadata of an inode.
@@ -37,16 +37,18 @@ pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
     }
 }
 
-/// The same, including what is only in memory, for the file that `seen` is a version of.
-pub(crate) fn metadata_in_memory(volume: &Volume, entry: &InodeEntry, seen: &Inode) -> Metadata {
-    let mut metadata = metadata(volume, seen);
-    if let Some((mtime, ctime)) = entry.pending_times(seen) {
-        (metadata.mtime, metadata.ctime) = (mtime, ctime);
+/// The same, with what was only `in_memory` before the version was read.
+pub(crate) fn metadata_in_memory(volume: &Volume, in_memory: &InMemory, inode: &Inode) -> Metadata {
+    let (mtime, ctime) = in_memory.times(inode);
+    let metadata = metadata(volume, inode);
+    let unmapped = in_memory.blocks.saturating_mul(u64::from(metadata.block_size) / 512);
+    Metadata {
+        size: metadata.size.max(in_memory.size),
+        blocks: metadata.blocks.saturating_add(unmapped),
+        mtime,
+        ctime,
+        ..metadata
     }
-    let (size, blocks) = entry.size_and_blocks(seen);
-    metadata.size = size;
-    metadata.blocks = blocks.saturating_mul(u64::from(metadata.block_size) / 512);
-    metadata
 }
 
 /// Shape, features and free space. `root_attributes`: names of the root directory's.

@@ -142,7 +142,7 @@ impl File {
     /// Its metadata.
     pub fn metadata(&self) -> Metadata {
         // While the end moves, two calls in a row must not see it move back.
-        Metadata { size: self.size(), ..self.node.metadata_of(&self.entry().current()) }
+        Metadata { size: self.size(), ..self.node.metadata_of_any() }
     }
 
     /// Its size in bytes.

@@ -12,7 +12,7 @@ use crate::volume::Volume;
 use xfs::attr::linux;
 use xfs::dir::FileType;
 use xfs::namespace;
-use xfs::volume::{ForkKind, Inode, InodeHandle};
+use xfs::volume::{ForkKind, InodeHandle};
 
 /// A file of any type, found by its path, by its inode number, or in its directory. Cheap to clone.
 ///
@@ -42,12 +42,15 @@ impl Node {
 
     /// What the volume says of it.
     pub fn metadata(&self) -> Result<Metadata> {
-        Ok(self.metadata_of(&*self.handle.current()?))
+        let in_memory = self.handle.entry().in_memory();
+        let inode = self.handle.current()?;
+        Ok(engine::metadata_in_memory(self.volume.engine(), &in_memory, &inode))
     }
 
-    /// The metadata of a version of it.
-    pub(crate) fn metadata_of(&self, inode: &Inode) -> Metadata {
-        engine::metadata_in_memory(self.volume.engine(), self.handle.entry(), inode)
+    /// The same, also of a file that is gone.
+    pub(crate) fn metadata_of_any(&self) -> Metadata {
+        let in_memory = self.handle.entry().in_memory();
+        engine::metadata_in_memory(self.volume.engine(), &in_memory, &self.handle.entry().current())
     }
 
     /// It as a directory.

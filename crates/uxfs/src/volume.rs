@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use xfs::file;
 use xfs::inactive;
-use xfs::inode::{Inode, InodeEntry};
+use xfs::inode::{InMemory, Inode};
 use xfs::iomap::FileMap;
 use xfs::namespace;
 use xfs::volume::InodeHandle;
@@ -198,7 +198,9 @@ impl Volume {
     fn cached_metadata(&self, path: &[u8], follow: bool) -> Option<Metadata> {
         let engine = self.engine();
         let dentry = path::cached(engine, path, follow)?;
-        namespace::look_at(engine, &dentry, |entry, inode| engine::metadata_in_memory(engine, entry, inode))
+        namespace::look_at(engine, &dentry, |in_memory, inode| {
+            engine::metadata_in_memory(engine, in_memory, inode)
+        })
     }
 
     /// The file of any type with this inode number.
@@ -210,7 +212,7 @@ impl Volume {
     /// The metadata of the file of any type with this inode number.
     pub fn metadata_of(&self, ino: u64) -> Result<Metadata> {
         let engine = self.engine();
-        let look = |entry: &InodeEntry, inode: &Inode| engine::metadata_in_memory(engine, entry, inode);
+        let look = |in_memory: &InMemory, inode: &Inode| engine::metadata_in_memory(engine, in_memory, inode);
         Ok(engine.look_at_inode(InodeNumber(ino), look)?)
     }
 

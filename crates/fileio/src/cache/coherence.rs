@@ -22,7 +22,7 @@ use super::failures::{Failure, SyncCursor};
 use crate::direct::{FileResult, is_unwritten};
 use crate::lock::{Held, Token};
 use crate::sync::atomic::Ordering;
-use crate::testing::{CHANGE, point};
+use crate::testing::{CHANGE, OVERWRITTEN, point};
 use crate::{DelayedAllocation, FileError};
 
 /// Bytes of a file that are held by somebody who may change where they lie and where the file ends. None is in memory.
@@ -325,7 +325,12 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             return self.overwrite_cached(offset, buf);
         }
         match self.file.overwrite_held(offset, buf, prefetched) {
-            Ok(_) => drop(held),
+            Ok(_) => {
+                self.map().overwritten();
+                drop(held);
+                point(OVERWRITTEN);
+                Ok(buf.len())
+            }
             Err(error) => {
                 if is_unwritten(&error)
                     && let Some(written) = write(mode)?
@@ -333,11 +338,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
                     return Ok(written);
                 }
                 drop(held);
-                return self.overwrite_elsewhere(error, offset, buf);
+                self.overwrite_elsewhere(error, offset, buf)
             }
         }
-        self.map().overwritten();
-        Ok(buf.len())
     }
 
     /// Like [`overwrite_past`](Self::overwrite_past), but durable on return without a flush. Returns `false`, with
@@ -351,16 +354,22 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         let Some((range, mode)) = self.file.write_range(offset, buf.len())? else { return Ok(true) };
         point(CHANGE);
         let held = self.file.lock().hold(range, mode);
-        let is_written = if self.is_cached() {
+        if self.is_cached() {
             drop(held);
             let _held = self.hold_to_change(offset..end)?;
-            self.file.overwrite_held_durably(offset, buf)?
-        } else {
-            let is_written = self.file.overwrite_held_durably(offset, buf)?;
-            drop(held);
-            is_written
-        };
+            return self.overwrite_durably_held(offset, buf);
+        }
+        let is_written = self.overwrite_durably_held(offset, buf)?;
+        drop(held);
+        point(OVERWRITTEN);
+        Ok(is_written)
+    }
+
+    /// The same for bytes that the caller holds.
+    fn overwrite_durably_held(&self, offset: u64, buf: &[u8]) -> FileResult<bool, M> {
+        let is_written = self.file.overwrite_held_durably(offset, buf)?;
         if is_written {
+            // While the bytes are held: a close waits for these, and logs what is noted.
             self.map().overwritten();
         }
         Ok(is_written)

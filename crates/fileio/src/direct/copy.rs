@@ -72,7 +72,9 @@ impl<M: FileMapping> DirectFile<M> {
         let blocks = self.blocks_around(offset..offset.saturating_add(buf.len() as u64));
         point(CHANGE);
         let _held = self.lock().hold(blocks, Mode::Exclusive);
-        self.copy_held(offset, buf)
+        self.copy_held(offset, buf)?;
+        self.map().overwritten();
+        Ok(())
     }
 
     /// An overwrite whose whole blocks are held exclusively.

@@ -23,7 +23,7 @@ use blockdev::{BlockDevice, Durability};
 use rangelock::{LockStats, Mode, StatsSnapshot};
 
 use crate::lock::{Attempt, FileLock, Held, Token};
-use crate::testing::{CHANGE, HOLD, point};
+use crate::testing::{CHANGE, HOLD, OVERWRITTEN, point};
 use crate::{FileError, FileMapping, Locking, Refusal};
 
 pub(crate) use copy::HeldCopies;
@@ -167,7 +167,12 @@ impl<M: FileMapping> DirectFile<M> {
         point(CHANGE);
         let held = self.lock.hold(range, mode);
         match self.overwrite_held(offset, buf, prefetched) {
-            Ok(_) => drop(held),
+            Ok(_) => {
+                // While the bytes are held: a close waits for these, and logs what is noted.
+                self.map.overwritten();
+                drop(held);
+                point(OVERWRITTEN);
+            }
             Err(error) => {
                 if is_unwritten(&error)
                     && let Some(written) = write(mode)?
@@ -177,7 +182,6 @@ impl<M: FileMapping> DirectFile<M> {
                 self.overwrite_elsewhere(held, error, offset, buf)?;
             }
         }
-        self.map.overwritten();
         Ok(buf.len())
     }
 

@@ -148,7 +148,12 @@ impl RangeLock {
         joining.waiter.iter().for_each(|waiter| gate.belongs_to(waiter));
         match joining.waiter {
             Some(waiter) if !waiter.left_line() => Outcome::Waits(waiter),
-            _ => Outcome::Entered,
+            Some(waiter) => {
+                // Its turn has come already. Its waker goes when the gate is let go.
+                *joining.wake = waiter.take_waker().map(Wake::of);
+                Outcome::Entered
+            }
+            None => Outcome::Entered,
         }
     }
 

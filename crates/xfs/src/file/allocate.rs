@@ -9,7 +9,7 @@ use crate::alloc::{Purpose, Request, Target};
 use crate::bmap;
 use crate::error::{Error, Result};
 use crate::ifork::Mapped;
-use crate::inode::{ForkKind, InodeEntry, TakenTime, after_overwrite};
+use crate::inode::{ForkKind, InodeEntry, TimeToLog, after_overwrite};
 use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::ReservationBuilder;
@@ -332,7 +332,8 @@ pub(super) fn convert_in_parts(
     let mut todo = Some(blocks);
     loop {
         let now = todo.take();
-        let (left, noted) = Trans::with_kept(mount, reservation_to_convert(mount).build(), kept, |trans| {
+        let reservation = reservation_to_convert(mount).build();
+        let part = |trans: &mut Trans<'_>| {
             join_file(trans, entry)?;
             let left = match now {
                 Some(blocks) => bmap::mark(trans, entry.ino(), blocks, false, CONVERTED_AT_ONCE)?,
@@ -343,13 +344,12 @@ pub(super) fn convert_in_parts(
                 Some(_) => None,
             };
             Ok((left, noted))
-        })?;
-        let Some(blocks) = left else {
-            if let Some(noted) = noted {
-                noted.told();
-            }
-            return Ok(());
         };
+        let left = Trans::with_kept_and(mount, reservation, kept, part, |(left, noted)| {
+            noted.into_iter().for_each(TimeToLog::told);
+            left
+        })?;
+        let Some(blocks) = left else { return Ok(()) };
         todo = Some(blocks);
     }
 }
@@ -361,10 +361,10 @@ fn finish_write<'e>(
     entry: &'e InodeEntry,
     size: Option<u64>,
     changed: ChangedAt,
-) -> Option<TakenTime<'e>> {
+) -> Option<TimeToLog<'e>> {
     let ino = entry.ino();
     let noted = match changed {
-        ChangedAt::Noted => entry.overwritten().take(trans.inode(ino).life()),
+        ChangedAt::Noted => entry.overwritten().to_log(trans.inode(ino).life()),
         ChangedAt::Time(_) => None,
     };
     let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();

@@ -6,6 +6,7 @@ use crate::inode::{InodeEntry, after_overwrite};
 use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::ReservationBuilder;
+use fileio::testing::point;
 use std::sync::Arc;
 
 /// Logs the time at which a file's content was last overwritten in place, unless the inode has it. The clock for it
@@ -21,14 +22,19 @@ pub fn log_times(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
     }
     let mut trans = Trans::start(mount, ReservationBuilder::new(mount.geometry()).inodes(1).build())?;
     join_file(&mut trans, entry)?;
-    // Not earlier: while this waits to begin, closing the volume logs times that nobody has taken.
-    let life = trans.inode(entry.ino()).life();
-    let Some(taken) = entry.overwritten().take(life) else { return Ok(()) };
-    let time = mount.still_time().unwrap_or(taken.time());
+    let inode = trans.inode(entry.ino());
+    // Whoever had the inode locked before may have logged it.
+    let Some(noted) = entry.overwritten().to_log(inode.life()) else { return Ok(()) };
+    let known = (inode.mtime(), inode.ctime());
+    let times = after_overwrite(known, mount.still_time().unwrap_or(noted.time()));
+    if times == known {
+        noted.told();
+        return Ok(());
+    }
     let core = trans.times_mut(entry.ino());
-    (core.mtime, core.ctime) = after_overwrite((core.mtime, core.ctime), time);
-    trans.commit()?;
-    taken.told();
+    (core.mtime, core.ctime) = times;
+    point("the time of an overwrite is being logged");
+    trans.commit_and(|| noted.told())?;
     Ok(())
 }
 

@@ -9,8 +9,9 @@
 //! - whoever changes the map takes all of the map's reserve, one thread at a time, and gives back what is left. A
 //!   surplus returns to the volume.
 
+#[cfg(all(test, not(shuttle)))]
+use super::InodeEntry;
 use super::runs::Runs;
-use super::{Inode, InodeEntry};
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,11 +29,15 @@ pub(crate) struct Delalloc {
     changing: Mutex<()>,
     /// The file's size in memory; 0 if it is the same as on disk.
     size: AtomicU64,
+    /// Blocks that are promised or being allocated.
+    unmapped: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct DelallocState {
     blocks: u64,
+    /// Blocks that were promised and are being allocated.
+    allocating: u64,
     runs: u64,
     /// Blocks that are allocated and whose data the map does not know. It may have a few too many.
     untold: Runs,
@@ -76,6 +81,18 @@ impl Delalloc {
         self.promised.lock().blocks
     }
 
+    /// Blocks of the file that its inode may not count yet: those that are promised, and those that are being allocated.
+    /// These are counted twice for a moment, between the commit and the end of the allocation.
+    #[inline]
+    pub(crate) fn unmapped(&self) -> u64 {
+        self.unmapped.load(Ordering::Acquire)
+    }
+
+    /// Shows others what is promised.
+    fn show(&self, promised: &DelallocState) {
+        self.unmapped.store(promised.blocks + promised.allocating, Ordering::Release);
+    }
+
     /// Promises this many blocks from `start` on, if `reserve` succeeds for what that takes.
     pub(crate) fn reserve<E>(
         &self,
@@ -93,6 +110,7 @@ impl Delalloc {
         reserve(blocks + more).inspect_err(|_| (promised.blocks, promised.runs) = before)?;
         promised.map += more;
         promised.end = Some(FileBlock(start.0 + blocks));
+        self.show(&promised);
         Ok(())
     }
 
@@ -122,6 +140,7 @@ impl Delalloc {
         debug_assert!(promised.has_ended || promised.blocks >= blocks, "what is withdrawn was promised");
         let blocks = blocks.min(promised.blocks);
         promised.blocks -= blocks;
+        self.show(&promised);
         // Under the lock, so that `end` finds these promises either here or given back.
         give(blocks + promised.surplus(change));
     }
@@ -132,6 +151,7 @@ impl Delalloc {
         let mut promised = self.promised.lock();
         let DelallocState { blocks, map, size_by, .. } = std::mem::take(&mut *promised);
         (promised.has_ended, promised.size_by) = (true, size_by);
+        self.show(&promised);
         give(blocks + map);
     }
 
@@ -146,6 +166,7 @@ impl Delalloc {
         debug_assert!(promised.blocks >= blocks, "nothing is redeemed that was not promised");
         let blocks = blocks.min(promised.blocks);
         promised.blocks -= blocks;
+        promised.allocating += blocks;
         blocks + std::mem::take(&mut promised.map)
     }
 
@@ -155,6 +176,9 @@ impl Delalloc {
         let mut promised = self.promised.lock();
         let kept = missing.min(left);
         promised.blocks += kept;
+        // All that was taken, as one thread allocates at a time.
+        promised.allocating = 0;
+        self.show(&promised);
         promised.map += left - kept;
         if missing < blocks.end.0 - blocks.start.0 {
             promised.untold.add(&blocks);
@@ -189,25 +213,11 @@ impl Delalloc {
     }
 }
 
+#[cfg(all(test, not(shuttle)))]
 impl InodeEntry {
     /// Blocks that are promised to the file and not allocated yet.
-    #[cfg(all(test, not(shuttle)))]
     pub(crate) fn delalloc_blocks(&self) -> u64 {
         self.delalloc_if_any().map_or(0, Delalloc::blocks)
-    }
-
-    /// Size in bytes and number of blocks of a file, including what is only in memory. `seen` is a version of its
-    /// inode.
-    pub fn size_and_blocks(&self, seen: &Inode) -> (u64, u64) {
-        let Some(delalloc) = self.delalloc_if_any() else { return (seen.size(), seen.blocks()) };
-        // Read this before the version: what is written back is in a version before it is dropped here. `seen` may be
-        // older.
-        let size = delalloc.size();
-        let promised = if size.is_some() { delalloc.blocks() } else { 0 };
-        let now = self.snapshot();
-        let has_grown = now.life() == seen.life() && now.size() > seen.size();
-        let inode = if has_grown { &*now } else { seen };
-        (inode.size().max(size.unwrap_or(0)), inode.blocks() + promised)
     }
 }
 

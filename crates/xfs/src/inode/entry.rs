@@ -10,7 +10,8 @@
 
 use super::cow_state::CowState;
 use super::delalloc::Delalloc;
-use super::lazy_time::{LazyTime, after_overwrite};
+use super::in_memory::InMemory;
+use super::lazy_time::LazyTime;
 use super::recent::RecentInodes;
 use super::{Inode, Life};
 use crate::buf::{ClusterInode, MetaBuf};
@@ -29,7 +30,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::log::{InodeFields, InodeFormat, LogDinode};
-use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{DiskAddr, InodeNumber, Lsn};
 
 /// The ilock, held exclusively.
@@ -385,10 +385,15 @@ impl InodeEntry {
         &self.looked.overwritten
     }
 
-    /// Times of modification and change for a version, if it does not know yet that the content was overwritten.
-    pub fn pending_times(&self, inode: &Inode) -> Option<(Timestamp, Timestamp)> {
-        let time = self.looked.overwritten.get(inode.life())?;
-        Some(after_overwrite((inode.mtime(), inode.ctime()), time))
+    /// What only memory knows of the file. Read it before the version that it is to be added to: what a commit puts into
+    /// a version goes from here afterwards.
+    #[inline]
+    pub fn in_memory(&self) -> InMemory {
+        let delalloc = self.delalloc_if_any();
+        // A size in memory goes after its blocks.
+        let (blocks, size) =
+            delalloc.map_or((0, 0), |delalloc| (delalloc.unmapped(), delalloc.size().unwrap_or(0)));
+        InMemory { size, blocks, overwritten: self.looked.overwritten.read() }
     }
 
     /// Its weight in bytes as the cache knows it.
@@ -710,6 +715,7 @@ pub(super) mod tests {
     use crate::imap::CLUSTER;
     use crate::testing::geometry;
     use xfs_format::inode::{CORE_LEN_V3, ForkInfo, InodeCore, InodeFlags, InodeFlags2, InodeType};
+    use xfs_format::timestamp::Timestamp;
     use xfs_format::types::DiskAddr;
 
     pub(in crate::inode) fn free_inode(ino: u64) -> Inode {

@@ -3,7 +3,10 @@
 //! Invariants:
 //! - noting a time costs two loads. It stores only if the system's coarse clock has ticked since the last note, so
 //!   threads that overwrite one file do not pass a cache line to and fro;
-//! - a time belongs to one life of the inode's number. A later file never gets it, however late somebody puts it back.
+//! - a noted time never goes back, whoever notes it: who was interrupted has an earlier one;
+//! - a time stays noted until a version of the inode with it is committed. So whoever reads this first, and the committed
+//!   version afterwards, misses no time;
+//! - a time belongs to one life of the inode's number. A later file never gets it.
 
 use super::Life;
 use std::cmp::Ordering::{Equal, Greater, Less};
@@ -37,75 +40,97 @@ impl LazyTime {
         // A clock that was never set must still give a time other than 0.
         let now = u64::try_from(now.tv_sec).unwrap_or(0) * NANOS + u64::try_from(now.tv_nsec).unwrap_or(0);
         let now = now.max(1);
+        let known = self.nanos.load(Ordering::Acquire);
         match self.life.load(Ordering::Relaxed).cmp(&life.to_bits()) {
             // The file is gone.
             Greater => return,
+            Equal if known >= now => return,
             Equal => {}
-            // Whoever sees this before the new time runs beside an overwrite, and takes an earlier time for its time.
-            Less => self.life.store(life.to_bits(), Ordering::Release),
+            Less => {
+                // What was known is of an earlier file, unless somebody has noted a time of this one meanwhile.
+                let _ = self.nanos.compare_exchange(known, 0, Ordering::Relaxed, Ordering::Relaxed);
+                // Whoever sees this before the new time runs beside an overwrite.
+                self.life.store(life.to_bits(), Ordering::Release);
+            }
         }
-        if self.nanos.load(Ordering::Relaxed) != now {
-            self.nanos.store(now, Ordering::Relaxed);
-        }
+        // Release: whoever sees the time sees whose it is.
+        self.nanos.fetch_max(now, Ordering::Release);
     }
 
     /// Whether there is a time, of whatever life.
     #[inline]
     pub fn is_noted(&self) -> bool {
-        self.nanos.load(Ordering::Relaxed) != 0
+        // Acquire: what is no longer noted is in a version.
+        self.nanos.load(Ordering::Acquire) != 0
     }
 
     /// The time, if the inode does not know it yet.
     pub fn get(&self, life: Life) -> Option<Timestamp> {
-        if self.is_of(life) { Self::time(self.nanos.load(Ordering::Relaxed)) } else { None }
+        self.read().of(life)
     }
 
-    /// Like [`get`](Self::get), for a caller that updates the inode with this time or a later one and has it locked.
-    pub fn take(&self, life: Life) -> Option<Taken<'_>> {
+    /// What is noted, of whatever life. Read it before the version that is to be looked at with it.
+    #[inline]
+    pub(crate) fn read(&self) -> NotedTime {
+        // First the life: who begins a new one has let the earlier time go before.
+        let life = self.life.load(Ordering::Acquire);
+        NotedTime { nanos: self.nanos.load(Ordering::Acquire), life }
+    }
+
+    /// Like [`get`](Self::get), for a caller that updates the inode with this time or a later one and has it locked. It
+    /// stays noted until the caller [says](TimeToLog::told) that the update is committed.
+    pub fn to_log(&self, life: Life) -> Option<TimeToLog<'_>> {
         if !self.is_of(life) {
             return None;
         }
-        let nanos = self.nanos.swap(0, Ordering::Relaxed);
-        Some(Taken { of: self, nanos, life, time: Self::time(nanos)? })
+        let nanos = self.nanos.load(Ordering::Acquire);
+        Some(TimeToLog { of: self, nanos, time: time(nanos)? })
     }
 
     fn is_of(&self, life: Life) -> bool {
         self.life.load(Ordering::Acquire) == life.to_bits()
     }
+}
 
-    fn time(nanos: u64) -> Option<Timestamp> {
-        let (seconds, nanoseconds) = ((nanos / NANOS).cast_signed(), (nanos % NANOS) as u32);
-        (nanos != 0).then_some(Timestamp { seconds, nanoseconds })
+fn time(nanos: u64) -> Option<Timestamp> {
+    let (seconds, nanoseconds) = ((nanos / NANOS).cast_signed(), (nanos % NANOS) as u32);
+    (nanos != 0).then_some(Timestamp { seconds, nanoseconds })
+}
+
+/// What was noted at some moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NotedTime {
+    nanos: u64,
+    life: u64,
+}
+
+impl NotedTime {
+    /// The time, if it is of this life.
+    #[inline]
+    pub(crate) fn of(self, life: Life) -> Option<Timestamp> {
+        if self.life == life.to_bits() { time(self.nanos) } else { None }
     }
 }
 
-/// A time with which somebody is about to update the inode. Dropping it puts it back.
-#[must_use = "it is put back at once if it is not kept"]
+/// A time with which somebody is about to update the inode.
+#[must_use = "it stays noted until it is told"]
 #[derive(Debug)]
-pub struct Taken<'a> {
+pub struct TimeToLog<'a> {
     of: &'a LazyTime,
     nanos: u64,
-    life: Life,
     time: Timestamp,
 }
 
-impl Taken<'_> {
+impl TimeToLog<'_> {
     /// The time.
     pub fn time(&self) -> Timestamp {
         self.time
     }
 
-    /// The inode has this time or a later one.
-    pub fn told(mut self) {
-        self.nanos = 0;
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        if self.of.is_of(self.life) {
-            // A time that was noted meanwhile is later.
-            self.of.nanos.fetch_max(self.nanos, Ordering::Relaxed);
-        }
+    /// The committed inode has this time or a later one. To be called before the inode is unlocked: whoever locks it
+    /// next would log the time again, even over another that was set by hand.
+    pub fn told(self) {
+        // Another time that was noted meanwhile stays. Release: whoever misses the time sees the version.
+        let _ = self.of.nanos.compare_exchange(self.nanos, 0, Ordering::Release, Ordering::Relaxed);
     }
 }

@@ -12,6 +12,7 @@ mod cow_state;
 mod delalloc;
 mod entry;
 mod handle;
+mod in_memory;
 mod lazy_time;
 mod protection;
 mod recent;
@@ -21,7 +22,8 @@ pub(crate) use cow_state::{BlockSet, CowState, CutExtents};
 pub(crate) use entry::Imap;
 pub use entry::{IlockExclusive, IlockShared, InodeEntry};
 pub use handle::{InodeHandle, Life};
-pub(crate) use lazy_time::{Taken as TakenTime, after_overwrite};
+pub use in_memory::InMemory;
+pub(crate) use lazy_time::{TimeToLog, after_overwrite};
 pub use protection::Protection;
 pub(crate) use recent::RecentInodes;
 

@@ -309,7 +309,20 @@ impl Grant {
     pub(super) fn try_take(&self, claim: LogSpace, head: GrantHead) -> bool {
         let behind = self.waiting.0.write.load(Ordering::SeqCst)
             + if head == GrantHead::Reserve { self.waiting.0.reserve.load(Ordering::SeqCst) } else { 0 };
-        behind == 0 && (self.add_within(claim) || self.collect() && self.add_within(claim))
+        behind == 0 && (self.add_within(claim) || self.collect_and_take(claim))
+    }
+
+    /// The same from what slots keep. Somebody may have begun to wait before it was back, and not have found it: then it
+    /// is theirs first.
+    fn collect_and_take(&self, claim: LogSpace) -> bool {
+        if !self.collect() {
+            return false;
+        }
+        if self.is_short() {
+            self.serve(&mut self.queue());
+            return false;
+        }
+        self.add_within(claim)
     }
 
     /// Like [`try_take`](Self::try_take), but first from what the handle's slot keeps.

@@ -182,6 +182,44 @@ fn models_what_handles_give_back_serves_everybody() {
     }
 }
 
+/// Whoever collects what slots keep serves those who began to wait in between, before it takes a part of it.
+#[test]
+fn models_who_collects_kept_space_serves_those_who_wait() {
+    check(20000, || {
+        // All 10 bytes are kept in a slot and belong to nobody.
+        let handles = Arc::new(Handles::new(HandleCounts::Atomic));
+        let grant = Grant::new(10, 10, Arc::clone(&handles), Reservations::Atomic).keeping(10);
+        let grant = Arc::new(grant);
+        let all = LogSpace { used: 10, promised: 10 };
+        grant.take(all, GrantHead::Reserve, || ()).unwrap();
+        grant.give_at(0, all, || ());
+        // A transaction that begins, with its space, waits for what one that rolls has locked.
+        let (rolled, told) = (Arc::new(Mutex::new(false)), Arc::new(Condvar::new()));
+        let begins = {
+            let (grant, rolled, told) = (Arc::clone(&grant), Arc::clone(&rolled), Arc::clone(&told));
+            thread::spawn(move || {
+                let claim = LogSpace { used: 4, promised: 4 };
+                grant.take(claim, GrantHead::Reserve, || ()).unwrap();
+                let mut ilock = lock(&rolled);
+                while !*ilock {
+                    ilock = wait(&told, ilock);
+                }
+                drop(ilock);
+                grant.give(claim);
+            })
+        };
+        let rolls = thread::spawn(move || {
+            let claim = LogSpace { used: 4, promised: 0 };
+            grant.take(claim, GrantHead::Write, || ()).unwrap();
+            *lock(&rolled) = true;
+            told.notify_all();
+            grant.give(claim);
+        });
+        begins.join().unwrap();
+        rolls.join().unwrap();
+    });
+}
+
 #[test]
 fn models_a_shutdown_wakes_who_waits_for_space() {
     check(2000, || {

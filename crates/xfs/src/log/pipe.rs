@@ -419,7 +419,8 @@ impl Pipe {
                 state.committing = sealed.run.len() as u64;
                 return Some(sealed);
             }
-            if state.finished {
+            // When it is dead, nothing is handed over any more. The thread that does so may be waiting for this one.
+            if state.finished || state.dead {
                 return None;
             }
             state = wait(&self.changed, state);

@@ -5,7 +5,7 @@ use crate::buf::{AHEAD, BufMap};
 use crate::error::{Error, Result};
 use crate::ifork::{self, ExtentList, ForkKind, ForkState};
 use crate::imap::InodeBytes;
-use crate::inode::{Inode, InodeEntry, InodeHandle};
+use crate::inode::{InMemory, Inode, InodeEntry, InodeHandle};
 use crate::refcount::SharedRun;
 use fileio::testing::point;
 use std::collections::HashSet;
@@ -41,16 +41,13 @@ impl Mount {
         if gone { Err(Error::NoSuchInode(ino)) } else { Ok(InodeHandle::new(entry, &inode)) }
     }
 
-    /// Calls `work` with the committed version of an inode. Takes no lock if the inode was looked up recently. An inode
-    /// that is being freed is an error, too.
-    pub fn look_at_inode<R>(
-        &self,
-        ino: InodeNumber,
-        work: impl FnOnce(&InodeEntry, &Inode) -> R,
-    ) -> Result<R> {
+    /// Calls `work` with what only memory knew of an inode, and its committed version. Takes no lock if the inode was
+    /// looked up recently. An inode that is being freed is an error, too.
+    pub fn look_at_inode<R>(&self, ino: InodeNumber, work: impl FnOnce(&InMemory, &Inode) -> R) -> Result<R> {
         let look = |entry: &InodeEntry| {
+            let in_memory = entry.in_memory();
             let inode = entry.snapshot();
-            entry.is_in_use(&inode).then(|| work(entry, &inode)).ok_or(Error::NoSuchInode(ino))
+            entry.is_in_use(&inode).then(|| work(&in_memory, &inode)).ok_or(Error::NoSuchInode(ino))
         };
         let recent = self.recent.find(ino);
         match recent.as_ref().and_then(|recent| recent.entry()) {

@@ -4,7 +4,7 @@ use crate::bmap::TransFork;
 use crate::dcache::{Dentry, FileId};
 use crate::dir::Lookup;
 use crate::error::Result;
-use crate::inode::{ForkKind, IlockShared, Inode, InodeEntry, InodeHandle};
+use crate::inode::{ForkKind, IlockShared, InMemory, Inode, InodeEntry, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
 use fileio::testing::point;
@@ -28,18 +28,20 @@ pub fn dentry<'v>(mount: &'v Mount, dir: FileId, name: &[u8]) -> Option<Dentry<'
     mount.dcache.find(dir, name)
 }
 
-/// Calls `work` with the committed version of a name's inode. `None` if the name no longer stands for it.
+/// Calls `work` with what only memory knew of a name's inode, and its committed version. `None` if the name no longer
+/// stands for it.
 #[inline]
 pub fn look_at<R>(
     mount: &Arc<Mount>,
     dentry: &Dentry<'_>,
-    work: impl FnOnce(&InodeEntry, &Inode) -> R,
+    work: impl FnOnce(&InMemory, &Inode) -> R,
 ) -> Option<R> {
+    let work = |in_memory: InMemory, inode: &Inode| work(&in_memory, inode);
     let ino = dentry.child().ino;
     let recent = mount.recent.find(ino);
     match recent.as_ref().and_then(|recent| recent.entry()) {
-        Some(entry) => look_at_entry(entry, dentry, work),
-        None => look_at_entry(&*mount.noted_entry(ino).ok()?, dentry, work),
+        Some(entry) => look_at_entry(entry, dentry, InodeEntry::in_memory, work),
+        None => look_at_entry(&*mount.noted_entry(ino).ok()?, dentry, InodeEntry::in_memory, work),
     }
 }
 
@@ -48,7 +50,7 @@ pub fn handle_of(mount: &Arc<Mount>, dentry: &Dentry<'_>) -> Option<InodeHandle>
     let ino = dentry.child().ino;
     let recent = mount.recent.find(ino).and_then(|recent| recent.entry().map(Arc::clone));
     let entry = recent.map_or_else(|| mount.noted_entry(ino).ok(), Some)?;
-    look_at_entry(&entry, dentry, |_, inode| InodeHandle::new(Arc::clone(&entry), inode))
+    look_at_entry(&entry, dentry, |_| (), |(), inode| InodeHandle::new(Arc::clone(&entry), inode))
 }
 
 /// The file that `name` has in a handle's directory, if that is in memory.
@@ -79,18 +81,20 @@ pub(super) fn keep(mount: &Mount, dir: FileId, name: &[u8], child: FileId, kind:
     }
 }
 
-/// The same for the name's inode.
+/// The same for the name's inode. `before` is called before the version is read.
 #[inline]
-fn look_at_entry<R>(
+fn look_at_entry<B, R>(
     entry: &InodeEntry,
     dentry: &Dentry<'_>,
-    work: impl FnOnce(&InodeEntry, &Inode) -> R,
+    before: impl FnOnce(&InodeEntry) -> B,
+    work: impl FnOnce(B, &Inode) -> R,
 ) -> Option<R> {
     point("a name in memory is found");
+    let before = before(entry);
     let inode = entry.snapshot();
     let is_there = inode.generation() == dentry.child().generation && entry.is_in_use(&inode);
     // This order matters: the version that was read was current while the name still held.
-    (is_there && dentry.holds()).then(|| work(entry, &inode))
+    (is_there && dentry.holds()).then(|| work(before, &inode))
 }
 
 /// Removes a name from a joined directory.

@@ -292,16 +292,21 @@ fn the_time_of_an_overwrite_is_told_once() {
         journal.newest() != before
     };
     overwritten.note(file.life());
-    let earlier = overwritten.take(file.life()).unwrap();
+    let earlier = overwritten.to_log(file.life()).unwrap();
     overwritten.note(file.life());
     assert!(is_told());
     let time = file.current().unwrap().mtime();
     assert!(!is_told(), "nothing is noted");
-    let noted = earlier.time();
-    drop(earlier);
-    assert_eq!(overwritten.get(file.life()), Some(noted));
-    assert!(noted <= time && !is_told(), "the inode knows it");
-    assert_eq!(file.current().unwrap().mtime(), time);
+    assert!(earlier.time() <= time);
+    // Another time that is noted by now stays.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    overwritten.note(file.life());
+    let later = overwritten.get(file.life()).unwrap();
+    assert!(later > time);
+    earlier.told();
+    assert_eq!(overwritten.get(file.life()), Some(later));
+    assert!(is_told());
+    assert_eq!(file.current().unwrap().mtime(), later);
     // What was known no longer holds: another time was set by hand, and the file was overwritten after that.
     let change = Changes { mtime: Some(NOW), ..Changes::default() };
     setattr::change(&imap.volume, &file, &change, NOW).unwrap();
@@ -353,26 +358,27 @@ fn the_time_of_an_overwrite_goes_with_its_file() {
     imap.ends_well();
 }
 
-/// Regression: a thread that had taken the time put it back when another file had the number, perhaps one that is never
-/// overwritten.
+/// Regression: a thread that was about to log the time left it when another file had the number, perhaps one that is
+/// never overwritten.
 #[test]
 fn the_time_of_an_overwrite_is_of_one_file() {
     for mode in [0o100_644, 0o120_777, 0o040_755] {
         let imap = Fixture::new();
         let old = imap.create(b"a");
         old.entry().overwritten().note(old.life());
-        let taken = old.entry().overwritten().take(old.life()).unwrap();
+        let to_log = old.entry().overwritten().to_log(old.life()).unwrap();
         imap.remove(b"a");
         let new = match mode {
             0o120_777 => create::symlink(&imap.volume, &imap.root, b"b", b"target", &new(mode)).unwrap(),
             _ => create::create(&imap.volume, &imap.root, b"b", &new(mode)).unwrap(),
         };
         assert_eq!(new.ino(), old.ino(), "or nothing is tested");
-        assert_eq!(new.entry().pending_times(&new.current().unwrap()), None);
-        // Nor does it come back when somebody puts back what was not logged, or logs what is known.
-        drop(taken);
+        let shown = || new.entry().in_memory().times(&new.current().unwrap());
+        assert_eq!(shown(), (NOW, NOW));
+        // Nor does it come when somebody says that it is logged, or who has the old file open overwrites it.
+        to_log.told();
         old.entry().overwritten().note(old.life());
-        assert_eq!(new.entry().pending_times(&new.current().unwrap()), None);
+        assert_eq!(shown(), (NOW, NOW));
         file::log_times(&imap.volume, new.entry()).unwrap();
         file::log_all_times(&imap.volume).unwrap();
         assert_eq!(new.current().unwrap().mtime(), NOW);
