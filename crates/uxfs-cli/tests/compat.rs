@@ -10,6 +10,9 @@ use oracles::xfsprogs::Release;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use xfs_format::error::FormatError;
+use xfs_format::log::{LogIdentity, find_ends};
+use xfs_format::superblock::Superblock;
 
 const KERNELS: [&str; 8] = ["4.19", "5.4", "5.10", "5.15", "6.1", "6.6", "6.12", "6.18"];
 
@@ -365,5 +368,52 @@ fn kernels_with_large_records_mount_the_smallest_volumes() {
             let mount = image.mount(&[records]);
             std::fs::write(mount.dir().join("file"), records).unwrap();
         }
+    }
+}
+
+/// Regression: a bad record that the newest one did not need any more, but that a crash could have torn, cut off all that
+/// was synced after it. The kernel looks at none before the tail.
+#[test]
+#[ignore = "needs root and xfsprogs"]
+fn damage_to_what_a_log_no_longer_needs_changes_nothing() {
+    let image = Image::new(&[]);
+    let names = {
+        let mount = image.mount(&[]);
+        let make = |dir: &str, count: usize| {
+            std::fs::create_dir(mount.dir().join(dir)).unwrap();
+            (0..count)
+                .for_each(|nth| std::fs::write(mount.dir().join(dir).join(nth.to_string()), dir).unwrap());
+            run("sync", &[&"-f", &mount.dir()]);
+        };
+        // The log is written back, so that its tail moves on.
+        make("first", 150);
+        run("xfs_freeze", &[&"-f", &mount.dir()]);
+        run("xfs_freeze", &[&"-u", &mount.dir()]);
+        make("second", 150);
+        run("xfs_io", &[&"-x", &"-c", &"shutdown -f", &mount.dir()]);
+        1 + 2 * (1 + 150)
+    };
+    let bytes = std::fs::read(&image.path).unwrap();
+    let superblock = Superblock::parse(&bytes[..512]).unwrap();
+    let identity = LogIdentity { v5: true, uuid: superblock.uuid() };
+    let start = superblock.log_daddr().0 as usize * 512;
+    let ends = find_ends::<FormatError, _>((superblock.log_bytes() / 512) as u32, &identity, |block, buf| {
+        buf.copy_from_slice(&bytes[start + block as usize * 512..][..buf.len()]);
+        Ok(())
+    })
+    .unwrap();
+    let (tail, head) = (ends.tail.0 as u32, ends.head);
+    assert!(8 < tail && tail < head && !ends.clean, "or nothing is tested: {tail} to {head}");
+    let found = |path: &Path| uxfs_ok(&[&"find", &path]).split(|&byte| byte == b'\n').count() - 1;
+    for block in [1, 3, tail / 4, tail / 2, tail * 3 / 4, tail - 3, tail - 1] {
+        let damaged = image.dir.path().join("damaged.img");
+        let mut bytes = bytes.clone();
+        bytes[start + block as usize * 512 + 256] ^= 1;
+        std::fs::write(&damaged, &bytes).unwrap();
+        assert_eq!(found(&damaged), names, "block {block} of {tail} to {head}, as it is read");
+        uxfs_ok(&[&"recover", &"--dry-run", &damaged]);
+        uxfs_ok(&[&"recover", &damaged]);
+        assert_eq!(found(&damaged), names, "block {block} of {tail} to {head}");
+        sound(&damaged);
     }
 }

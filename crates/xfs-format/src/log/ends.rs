@@ -9,7 +9,8 @@
 //! ```
 //! A crash blurs this: up to [`IN_FLIGHT_BLOCKS`] may have been in flight, and were written in any order,
 //! so that blocks of the older cycle are left as holes before the head. Everything after the first hole
-//! counts as not written; so is a last record that is not whole or (v5) whose checksum is wrong.
+//! counts as not written; so is a last record that is not whole or (v5) whose checksum is wrong. Records before the
+//! tail that the newest one names are needed by nobody: whatever became of them takes nothing along.
 //!
 //! Bounds: reads about `log2(blocks)` single blocks, [`IN_FLIGHT_BLOCKS`] in chunks, and a few dozen records
 //! at most.
@@ -222,8 +223,8 @@ where
         Err(FormatError::value(LOG, "end: no whole record", head.into()).into())
     }
 
-    /// The newest record that has only records with right checksums before it, as far back as a crash can
-    /// reach.
+    /// The newest record that has only records with right checksums before it, as far back as it needs them and as a
+    /// crash can reach.
     fn without_torn_records(&mut self, last: Placed) -> Result<Placed, E> {
         let mut newest_good = last;
         let mut record = last;
@@ -242,6 +243,9 @@ where
             };
             if !good {
                 newest_good = previous;
+            }
+            if previous.header.lsn() < newest_good.header.tail_lsn() {
+                return Ok(newest_good);
             }
             record = previous;
         }
@@ -290,11 +294,13 @@ mod tests {
         bytes: Vec<u8>,
         at: u32,
         cycle: u32,
+        /// What records name as the tail.
+        tail: u64,
     }
 
     impl Ring {
         fn new(blocks: u32) -> Self {
-            Self { bytes: vec![0; blocks as usize * BLOCK_SIZE], at: 0, cycle: 1 }
+            Self { bytes: vec![0; blocks as usize * BLOCK_SIZE], at: 0, cycle: 1, tail: 0 }
         }
 
         fn blocks(&self) -> u32 {
@@ -313,6 +319,7 @@ mod tests {
             header.version.set(2);
             header.len.set(data * 512);
             header.lsn.set(u64::from(self.cycle) << 32 | u64::from(self.at));
+            header.tail_lsn.set(self.tail);
             header.num_logops.set(if unmount { 1 } else { 2 });
             header.fmt.set(1);
             header.fs_uuid = IDENTITY.uuid.0;
@@ -403,6 +410,26 @@ mod tests {
                 ring.append(lost + 2, false);
             }
         }
+    }
+
+    /// Regression: damage to a record that nobody needed cut off all that was written after it, as if it had been torn.
+    #[test]
+    fn a_wrong_checksum_before_the_tail_takes_nothing_along() {
+        let mut ring = Ring::new(700);
+        for n in 0..60 {
+            ring.append(n % 20 + 1, false);
+        }
+        let (dead, _) = ring.append(3, false);
+        let (before, _) = ring.append(4, false);
+        ring.tail = u64::from(ring.cycle) << 32 | u64::from(before);
+        let (last, _) = ring.append(2, false);
+        let flip = |ring: &mut Ring, at: u32| ring.bytes[((at + 2) % 700) as usize * BLOCK_SIZE + 9] ^= 0x40;
+        flip(&mut ring, dead);
+        let ends = ring.ends();
+        assert_eq!((ends.head, ends.last_record), (ring.at, Some(last)));
+        // The record before that one needs what is bad.
+        flip(&mut ring, last);
+        assert_eq!(ring.ends().head, dead);
     }
 
     #[test]
