@@ -54,6 +54,34 @@ fn a_full_disk_is_told() {
     assert_eq!(said, "uxfs: writing the output: No space left on device (os error 28)\n");
 }
 
+#[test]
+#[ignore = "needs root and xfsprogs"]
+fn a_volume_that_is_marked_for_repair_is_not_opened() {
+    let image = Image::new(&[]);
+    let shown = run("xfs_db", &[&"-r", &"-c", &"sb 0", &"-c", &"p features_incompat", &image.path]);
+    let shown = String::from_utf8(shown).unwrap();
+    let bits =
+        shown.trim_end().rsplit("0x").next().map(|bits| u32::from_str_radix(bits, 16).unwrap()).unwrap();
+    let write = format!("write features_incompat {:#x}", bits | 0x10);
+    run("xfs_db", &[&"-x", &"-c", &"sb 0", &"-c", &write, &image.path]);
+    let before = std::fs::read(&image.path).unwrap();
+    let commands: [&[&dyn AsRef<OsStr>]; 9] = [
+        &[&"info", &image.path],
+        &[&"ls", &image.path],
+        &[&"check", &image.path],
+        &[&"tar", &image.path],
+        &[&"mkdir", &image.at("/dir")],
+        &[&"cp", &"/etc/passwd", &image.at("/")],
+        &[&"recover", &image.path],
+        &[&"grow", &image.path],
+        &[&"label", &image.path, &"new"],
+    ];
+    for command in commands {
+        uxfs_fails(command, 5, "in need of repair");
+    }
+    assert!(std::fs::read(&image.path).unwrap() == before, "bytes changed");
+}
+
 /// It killed the process.
 #[test]
 #[ignore = "needs root and xfsprogs"]

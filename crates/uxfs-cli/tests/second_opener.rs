@@ -542,6 +542,37 @@ fn who_reads_what_the_kernel_writes_is_warned() {
 /// A path in the volume was meant, and its end forgotten.
 #[test]
 #[ignore = "needs root and xfsprogs"]
+fn no_copy_goes_over_a_disk_with_a_volume_in_a_partition() {
+    let from = Image::new(&[]);
+    let dir = from.dir.path();
+    let (file, disk, out) = (dir.join("file"), dir.join("disk.img"), dir.join("out"));
+    std::fs::write(&file, "text\n").unwrap();
+    uxfs_ok(&[&"cp", &file, &from.at("/disk.img")]);
+    for table in [
+        &["-o", "-n", "1:2048:4095", "-n", "2:8192:0"][..],
+        &["-o", "-n", "1:2048:4095", "-n", "2:8192:0", "-m", "1:2"],
+    ] {
+        std::fs::File::create(&disk).unwrap().set_len(400 << 20).unwrap();
+        let args = table.iter().map(|arg| arg as &dyn AsRef<OsStr>).chain([&disk as &dyn AsRef<OsStr>]);
+        run("sgdisk", &args.collect::<Vec<_>>());
+        // With a table alone it is a file as any other.
+        uxfs_ok(&[&"cp", &disk, &out]);
+        uxfs_ok(&[&"cp", &from.at("/disk.img"), &out]);
+        uxfs_ok(&[&"mkfs", &"-q", &format!("{}@2", disk.display())]);
+        run("cp", &[&"--sparse=always", &disk, &out]);
+        let says = "an XFS volume is in one of its partitions";
+        uxfs_fails(&[&"cp", &from.at("/disk.img"), &disk], 9, says);
+        uxfs_fails(&[&"cp", &"--replace", &from.at("/disk.img"), &disk], 9, says);
+        uxfs_fails(&[&"tar", &from.path, &"-o", &disk], 9, says);
+        let into = uxfs(&[&"cp", &"-r", &from.at("/."), &dir]);
+        assert!(!into.status.success(), "a file of a tree went over it");
+        run("cmp", &[&out, &disk]);
+        std::fs::remove_file(&disk).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs root and xfsprogs"]
 fn no_copy_goes_over_a_volume_or_what_is_attached() {
     let (from, to) = (Image::new(&[]), Image::new(&[]));
     let file = from.dir.path().join("file");

@@ -71,7 +71,7 @@ pub use names::{MAX_NAME, is_plain, printable};
 pub use node::Node;
 pub use options::OpenOptions;
 pub use parents::ParentPointer;
-pub use partitions::partition;
+pub use partitions::{holds_volume, partition};
 pub use path::MAX_SYMLINKS;
 pub use queue::{Completion, Queue};
 pub use recovery::Recovery;

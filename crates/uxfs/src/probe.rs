@@ -33,6 +33,8 @@ const ON_DISKS: &[Mark] = &[
     mark(0x8001, b"CD001", "an ISO 9660 image"),
     mark(4086, b"SWAPSPACE2", "a swap area"),
     mark(0, b"LUKS\xba\xbe", "a LUKS container (open it with cryptsetup, and give uxfs the opened device)"),
+    // In the list of names and values of its first label.
+    mark(0x4018, b"version\0", "a member of a ZFS pool"),
     mark(512, b"LABELONE", "an LVM physical volume (activate it, and give uxfs the logical volume)"),
 ];
 
@@ -44,6 +46,11 @@ const FILES: &[Mark] = &[
     mark(0, b"conectix", "a VHD image (make it raw: qemu-img convert -O raw FROM TO)"),
     mark(0, b"<<< Oracle VM VirtualBox", "a VDI image (make it raw: qemu-img convert -O raw FROM TO)"),
     mark(0, b"XFSM", "an XFS metadump (restore it with xfs_mdrestore)"),
+    mark(257, b"ustar", "a tar archive"),
+    mark(0, b"070701", "a cpio archive"),
+    mark(0, b"070707", "a cpio archive"),
+    mark(0, b"PK\x03\x04", "a zip archive (unpack it first)"),
+    mark(0, b"SQLite format 3\0", "an SQLite database"),
     mark(0, &[0x1f, 0x8b], "a gzip file (unpack it first)"),
     mark(0, &[0xfd, b'7', b'z', b'X', b'Z', 0], "an xz file (unpack it first)"),
     mark(0, &[0x28, 0xb5, 0x2f, 0xfd], "a zstd file (unpack it first)"),

@@ -5,19 +5,24 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, MemoryDevice};
+use blockdev::{
+    BlockDevice, Fate, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, PowerCuts, Recorder, Rewind,
+};
 use common::devices::copy;
 use fileio::testing::{OVERWRITTEN, at};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use uxfs::{MkfsOptions, NewNode, OpenOptions, Volume, mkfs_device};
+use uxfs::{Changes, MkfsOptions, NewNode, OpenOptions, SetXattr, Timestamp, Volume, mkfs_device};
 
 /// In `file::log_times`.
 const LOGGED: &str = "the time of an overwrite is being logged";
 /// For how long threads run that nothing holds.
 const STORM: Duration = Duration::from_secs(4);
+
+const PAST: Timestamp = Timestamp { seconds: 1_000_000_000, nanoseconds: 0 };
+const GIVEN: Timestamp = Timestamp { seconds: 1_200_000_000, nanoseconds: 0 };
 
 fn device() -> Arc<dyn BlockDevice> {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(48 << 20).expect("memory"));
@@ -240,4 +245,253 @@ fn a_time_does_not_go_back_beside_two_who_overwrite() {
         found
     });
     assert!(found.is_none(), "mtime went back without any sync (now, before): {found:?}");
+}
+
+/// A file with many attributes, whose times are of the past.
+fn with_attributes() -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).expect("memory"));
+    mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), true).expect("a volume");
+    let volume = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true)).expect("clean");
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let node = root.create_file(b"f", &NewNode::default()).expect("made");
+    // A tree of many leaves: a look for capabilities reads another leaf than a look for an ACL.
+    for nth in 0..300 {
+        let name = format!("user.attribute number {nth}");
+        node.set_xattr(name.as_bytes(), &[7; 200], SetXattr::Create).expect("set");
+    }
+    let file = node.open().expect("a file");
+    file.write_at(&[1; 8192], 0).expect("written");
+    let changes = Changes { mtime: Some(PAST), ctime: Some(PAST), ..Changes::default() };
+    node.change(&changes).expect("changed");
+    drop(file);
+    volume.close().expect("closed");
+    device
+}
+
+/// What needs a block of attributes, as the permissions may be an ACL.
+fn both() -> Changes {
+    Changes { mtime: Some(GIVEN), ctime: Some(GIVEN), permissions: Some(0o600), ..Changes::default() }
+}
+
+/// A change has the inode locked, and waits for a block that it reads.
+#[test]
+fn a_sync_beside_a_change_of_times_includes_an_overwrite_before() {
+    let device = with_attributes();
+    let hold = Arc::new(HoldDevice::new(Arc::clone(&device)));
+    let volume = Volume::open_device(hold.clone(), &OpenOptions::new().writable(true)).expect("clean");
+    let file = volume.open_file("/f").expect("there");
+    file.read_at(&mut [0; 4096], 0).expect("read");
+    volume.sync().expect("synced");
+    file.overwrite_at(&[2; 4096], 0).expect("written");
+    hold.hold_next(|op, _| op == Op::Read);
+    let left = thread::scope(|scope| {
+        let changes = scope.spawn(|| file.node().change(&both()));
+        hold.wait_until_waiting();
+        let syncs = scope.spawn(|| {
+            volume.sync().expect("synced");
+            copy(&*device)
+        });
+        // It may end here, or wait for the change.
+        let until = Instant::now() + Duration::from_millis(300);
+        while !syncs.is_finished() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        hold.release();
+        changes.join().expect("no panic").expect("changed");
+        syncs.join().expect("no panic")
+    });
+    let seen = Volume::open_device(left, &OpenOptions::new()).expect("it is replayed");
+    let found = seen.metadata("/f").expect("there");
+    assert_ne!(found.mtime, PAST, "overwritten, then synced, then the power went: the old time is back");
+}
+
+/// The change fails after it had the inode.
+#[test]
+fn an_fsync_beside_a_change_that_fails_includes_an_overwrite_before() {
+    let device = with_attributes();
+    let fault = Arc::new(FaultDevice::new(Arc::clone(&device), vec![]));
+    let hold = Arc::new(HoldDevice::new(fault.clone()));
+    let volume = Volume::open_device(hold.clone(), &OpenOptions::new().writable(true)).expect("clean");
+    let file = volume.open_file("/f").expect("there");
+    file.read_at(&mut [0; 4096], 0).expect("read");
+    volume.sync().expect("synced");
+    file.overwrite_at(&[2; 4096], 0).expect("written");
+    hold.hold_next(|op, _| op == Op::Read);
+    fault.add(Fault::fail(Op::Read, fault.seen(Op::Read)));
+    let left = thread::scope(|scope| {
+        let changes = scope.spawn(|| file.node().change(&both()));
+        hold.wait_until_waiting();
+        let syncs = scope.spawn(|| file.sync());
+        // It waits for the inode's lock by then.
+        thread::sleep(Duration::from_millis(300));
+        assert!(!syncs.is_finished());
+        hold.release();
+        changes.join().expect("no panic").expect_err("a block cannot be read");
+        syncs.join().expect("no panic").expect("synced");
+        copy(&*device)
+    });
+    let seen = Volume::open_device(left, &OpenOptions::new()).expect("it is replayed");
+    let found = seen.metadata("/f").expect("there");
+    assert_ne!(found.mtime, PAST, "overwritten, then fsynced, then the power went: the old time is back");
+}
+
+/// Without any crash: a time that was seen is gone while somebody has taken it.
+#[test]
+fn a_time_does_not_go_back_beside_a_change_of_times() {
+    let device = with_attributes();
+    let hold = Arc::new(HoldDevice::new(Arc::clone(&device)));
+    let volume = Volume::open_device(hold.clone(), &OpenOptions::new().writable(true)).expect("clean");
+    let file = volume.open_file("/f").expect("there");
+    file.read_at(&mut [0; 4096], 0).expect("read");
+    file.overwrite_at(&[2; 4096], 0).expect("written");
+    let before = file.metadata().mtime;
+    assert_ne!(before, PAST);
+    hold.hold_next(|op, _| op == Op::Read);
+    let seen = thread::scope(|scope| {
+        let changes = scope.spawn(|| file.node().change(&both()));
+        hold.wait_until_waiting();
+        let seen = file.metadata().mtime;
+        hold.release();
+        changes.join().expect("no panic").expect("changed");
+        seen
+    });
+    assert!(seen == before || seen == GIVEN, "{before:?}, then {seen:?}");
+}
+
+/// One thread overwrites and fsyncs, another syncs the volume, and others take the processor from them.
+#[test]
+fn a_sync_beside_an_fsync_loses_no_time_in_a_storm() {
+    const FILES: usize = 150;
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).expect("memory"));
+    mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), true).expect("a volume");
+    let volume = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true)).expect("clean");
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    for nth in 0..FILES {
+        let file = root
+            .create_file(format!("f{nth}").as_bytes(), &NewNode::default())
+            .expect("made")
+            .open()
+            .expect("a file");
+        file.write_at(&[1; 4096], 0).expect("written");
+    }
+    drop(root);
+    volume.close().expect("closed");
+    drop(volume);
+    let stage = Arc::new(Rewind::new(copy(&*device)));
+    let recorder = Arc::new(Recorder::new(device));
+    let volume = Volume::open_device(recorder.clone(), &OpenOptions::new().writable(true)).expect("clean");
+    let files: Vec<_> = (0..FILES).map(|nth| volume.open_file(format!("/f{nth}")).expect("there")).collect();
+    let (ends, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+    // The last overwrite that is over, and its time.
+    let last: Mutex<(usize, usize, Option<Timestamp>)> = Mutex::new((0, 0, None));
+    let mut suspects: Vec<(u64, usize, Timestamp)> = Vec::new();
+    let mut latest = 0;
+    thread::scope(|scope| {
+        let (volume, files, ends, done, last) = (&volume, &files, &ends, &done, &last);
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        scope.spawn(|| {
+            let mut turn = 0;
+            while !ends.load(Ordering::Relaxed) {
+                turn += 1;
+                let nth = turn % FILES;
+                files[nth].overwrite_at(&[2; 512], 0).expect("written");
+                *last.lock().expect("no panic") = (turn, nth, Some(files[nth].metadata().mtime));
+                files[nth].sync().expect("synced");
+                done.store(turn, Ordering::SeqCst);
+            }
+        });
+        let until = Instant::now() + STORM / 2;
+        while Instant::now() < until && suspects.len() < 20_000 {
+            let (turn, nth, time) = *last.lock().expect("no panic");
+            volume.sync().expect("synced");
+            let moment = recorder.moment();
+            // Whoever fsyncs it has not come back.
+            if let Some(time) = time.filter(|_| done.load(Ordering::SeqCst) < turn && turn != latest) {
+                latest = turn;
+                suspects.push((moment, nth, time));
+            }
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
+    drop(files);
+    drop(volume);
+    let recording = recorder.recording();
+    let mut power = PowerCuts::new(&recording, Arc::clone(&stage));
+    let (mut lost, all) = (0, suspects.len());
+    for (moment, nth, time) in suspects {
+        power.advance(moment).expect("written");
+        power.make(|_| Fate::Dropped).expect("written");
+        let seen = Volume::open_device(stage.clone(), &OpenOptions::new()).expect("it is replayed");
+        let found = seen.metadata(format!("/f{nth}")).expect("there").mtime;
+        drop(seen);
+        stage.rewind().expect("taken back");
+        if (found.seconds, found.nanoseconds) < (time.seconds, time.nanoseconds) {
+            lost += 1;
+            if lost < 4 {
+                println!("f{nth} at {moment}: {time:?} was seen before the sync, {found:?} is left");
+            }
+        }
+    }
+    assert_eq!(lost, 0, "of {all}");
+}
+
+/// A change of names takes its time before it has the inode, so it may set a time of change before that of modification,
+/// which looks as if that was set by hand. An overwrite from before the modification does not count any more.
+#[test]
+fn a_file_is_not_older_than_its_last_change() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).expect("memory"));
+    mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), true).expect("a volume");
+    let volume = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true)).expect("clean");
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    for nth in 0..3000 {
+        root.create_file(
+            format!("a rather long name of a file, number {nth}").as_bytes(),
+            &NewNode::default(),
+        )
+        .expect("made");
+    }
+    let file = root.create_file(b"f", &NewNode::default()).expect("made").open().expect("a file");
+    file.write_at(&[1; 8192], 0).expect("written");
+    drop((file, root));
+    volume.close().expect("closed");
+    drop(volume);
+
+    let hold = Arc::new(HoldDevice::new(Arc::clone(&device)));
+    let volume = Volume::open_device(hold.clone(), &OpenOptions::new().writable(true)).expect("clean");
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let file = volume.open_file("/f").expect("there");
+    file.read_at(&mut [0; 4096], 0).expect("read");
+    file.overwrite_at(&[2; 4096], 0).expect("written");
+    let overwritten = file.metadata().mtime;
+    file.append(&[3; 4096]).expect("appended");
+    file.sync().expect("synced");
+    thread::sleep(Duration::from_millis(200));
+    // A file is made in the root directory, and waits for a block of it. Another one waits behind it to give the file a name.
+    hold.hold_next(|op, _| op == Op::Read);
+    let appended = thread::scope(|scope| {
+        let makes = scope.spawn(|| root.create_file(b"another one in the directory", &NewNode::default()));
+        hold.wait_until_waiting();
+        let links = scope.spawn(|| root.link(b"a second name of the file", file.node()));
+        thread::sleep(Duration::from_millis(200));
+        assert!(!links.is_finished());
+        // Meanwhile the file changes.
+        file.append(&[4; 4096]).expect("appended");
+        let appended = file.metadata().mtime;
+        hold.release();
+        makes.join().expect("no panic").expect("made");
+        links.join().expect("no panic").expect("linked");
+        appended
+    });
+    file.sync().expect("synced");
+    let now = file.metadata().mtime;
+    let seen = Volume::open_device(copy(&*device), &OpenOptions::new()).expect("it is replayed");
+    let left = seen.metadata("/f").expect("there").mtime;
+    assert!(now >= appended, "the file is as old as an overwrite long before: {overwritten:?}");
+    assert!(left >= appended);
 }

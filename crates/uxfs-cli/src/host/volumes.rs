@@ -28,13 +28,17 @@ pub fn refuse(path: &Path) -> Result<()> {
     if let Some(what) = uxfs::attached_as(path) {
         return Err(Failure::new(Exit::Locked, format!("{name}: {what}")));
     }
-    if File::open(path).is_ok_and(|file| is_volume(&file)) {
-        let what = format!(
-            "this is an XFS volume; for a place in it write {name}:/, and to replace the file, remove it first"
-        );
-        return Err(Failure::new(Exit::AlreadyExists, format!("{name}: {what}")));
-    }
-    Ok(())
+    let what = match File::open(path).is_ok_and(|file| is_volume(&file)) {
+        true => format!("this is an XFS volume; for a place in it write {name}:/"),
+        false if uxfs::holds_volume(path) => {
+            format!("an XFS volume is in one of its partitions; for a place in the Nth write {name}@N:/")
+        }
+        false => return Ok(()),
+    };
+    Err(Failure::new(
+        Exit::AlreadyExists,
+        format!("{name}: {what}, and to replace the file, remove it first"),
+    ))
 }
 
 pub fn is_volume(file: &File) -> bool {
@@ -93,8 +97,8 @@ fn refuse_held(file: &OwnedFd, ask: bool) -> io::Result<()> {
     if let Some(what) = ask.then(|| uxfs::attached_as(&itself)).flatten() {
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, what));
     }
-    if File::open(itself).is_ok_and(|file| is_volume(&file)) {
-        let what = "there is an XFS volume of that name; to replace the file, remove it first";
+    if uxfs::holds_volume(itself) {
+        let what = "there is a file with an XFS volume of that name; to replace the file, remove it first";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
     }
     Ok(())

@@ -5,6 +5,8 @@ use crate::probe::View;
 use std::ops::Range;
 
 const SECTOR_BYTES: u64 = 512;
+/// How a boot record ends.
+pub(super) const SIGNATURE: [u8; 2] = [0x55, 0xaa];
 /// The type of the entry that only says that there is a GPT.
 const PROTECTIVE: u8 = 0xee;
 
@@ -98,7 +100,7 @@ impl Entry {
 
 fn entries(view: &View<'_>, at: u64) -> Option<[Entry; 4]> {
     let record: [u8; 512] = view.bytes(at)?;
-    if record[510..] != [0x55, 0xaa] {
+    if record[510..] != SIGNATURE {
         return None;
     }
     let entry = |index: usize| {

@@ -12,9 +12,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::probe::{self, Unread, View};
 use blockdev::{BlockDevice, FileOptions};
 use std::fmt;
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+/// How a volume begins.
+const XFS: &[u8; 4] = b"XFSB";
 const MAX_ENTRIES: u32 = 256;
 /// Partitions that a message lists.
 const MAX_LISTED: usize = 16;
@@ -108,6 +112,25 @@ pub fn partition(image: impl AsRef<Path>, number: u32) -> Result<(u64, u64)> {
         return Err(Error::new(ErrorKind::Truncated, what));
     }
     Ok((found.start, found.length))
+}
+
+/// Whether an image file holds an XFS volume, which begins at its start or is in one of its partitions. What cannot be
+/// read holds none.
+pub fn holds_volume(image: impl AsRef<Path>) -> bool {
+    let image = image.as_ref();
+    let mut first = [0; 512];
+    if File::open(image).and_then(|file| file.read_at(&mut first, 0)).is_err() {
+        return false;
+    }
+    // Each table has a boot record, or one that protects it. Most files have none.
+    if first.starts_with(XFS) || !first.ends_with(&mbr::SIGNATURE) {
+        return first.starts_with(XFS);
+    }
+    let Ok(device) = FileOptions::new().direct(false).open(image) else { return false };
+    let (Ok(Some(table)), unread) = (read(&device), Unread::default()) else { return false };
+    let view = View::whole(&device, &unread);
+    let begins = |partition: &Partition| view.part(partition.start, partition.length)?.bytes::<4>(0);
+    table.partitions.iter().any(|partition| begins(partition).is_some_and(|bytes| bytes == *XFS))
 }
 
 impl Table {

@@ -9,7 +9,7 @@ use crate::alloc::{Purpose, Request, Target};
 use crate::bmap;
 use crate::error::{Error, Result};
 use crate::ifork::Mapped;
-use crate::inode::{ForkKind, InodeEntry, TimeToLog, after_overwrite};
+use crate::inode::{ForkKind, InodeEntry};
 use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::ReservationBuilder;
@@ -18,7 +18,7 @@ use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent};
 use xfs_format::inode::InodeFlags;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::{FileBlock, FsBlock};
+use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 
 /// Maximum length of an extent in a record.
 pub(super) const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
@@ -332,22 +332,16 @@ pub(super) fn convert_in_parts(
     let mut todo = Some(blocks);
     loop {
         let now = todo.take();
-        let reservation = reservation_to_convert(mount).build();
-        let part = |trans: &mut Trans<'_>| {
+        let left = Trans::with_kept(mount, reservation_to_convert(mount).build(), kept, |trans| {
             join_file(trans, entry)?;
             let left = match now {
                 Some(blocks) => bmap::mark(trans, entry.ino(), blocks, false, CONVERTED_AT_ONCE)?,
                 None => None,
             };
-            let noted = match left {
-                None => finish_write(mount, trans, entry, size, changed),
-                Some(_) => None,
-            };
-            Ok((left, noted))
-        };
-        let left = Trans::with_kept_and(mount, reservation, kept, part, |(left, noted)| {
-            noted.into_iter().for_each(TimeToLog::told);
-            left
+            if left.is_none() {
+                finish_write(trans, entry.ino(), size, changed);
+            }
+            Ok(left)
         })?;
         let Some(blocks) = left else { return Ok(()) };
         todo = Some(blocks);
@@ -355,27 +349,13 @@ pub(super) fn convert_in_parts(
 }
 
 /// Sets the file's size and times with the last conversion of a write.
-fn finish_write<'e>(
-    mount: &Mount,
-    trans: &mut Trans<'_>,
-    entry: &'e InodeEntry,
-    size: Option<u64>,
-    changed: ChangedAt,
-) -> Option<TimeToLog<'e>> {
-    let ino = entry.ino();
-    let noted = match changed {
-        ChangedAt::Noted => entry.overwritten().to_log(trans.inode(ino).life()),
-        ChangedAt::Time(_) => None,
-    };
+fn finish_write(trans: &mut Trans<'_>, ino: InodeNumber, size: Option<u64>, changed: ChangedAt) {
+    // A time that was noted goes into any inode that is changed.
     let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
     core.size = size.map_or(core.size, |size| core.size.max(size));
-    let time = noted.as_ref().map(|noted| mount.still_time().unwrap_or(noted.time()));
-    (core.mtime, core.ctime) = match (changed, time) {
-        (ChangedAt::Time(now), _) => (now, now),
-        (ChangedAt::Noted, Some(time)) => after_overwrite((core.mtime, core.ctime), time),
-        (ChangedAt::Noted, None) => (core.mtime, core.ctime),
-    };
-    noted
+    if let ChangedAt::Time(now) = changed {
+        (core.mtime, core.ctime) = (now, now);
+    }
 }
 
 /// The time of the content's change.

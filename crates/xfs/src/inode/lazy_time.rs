@@ -4,7 +4,7 @@
 //! - noting a time costs two loads. It stores only if the system's coarse clock has ticked since the last note, so
 //!   threads that overwrite one file do not pass a cache line to and fro;
 //! - a noted time never goes back, whoever notes it: who was interrupted has an earlier one;
-//! - a time stays noted until a version of the inode with it is committed. So whoever reads this first, and the committed
+//! - a time stays noted until a version of the inode with it is committed. Every change of the inode puts it there first. So whoever reads this first, and the committed
 //!   version afterwards, misses no time;
 //! - a time belongs to one life of the inode's number. A later file never gets it.
 
@@ -17,10 +17,12 @@ const NANOS: u64 = 1_000_000_000;
 
 /// Times of modification and change of a file that was overwritten at `time`. `known` are those in the inode.
 ///
-/// A modification time ahead of the change time was set by hand before the overwrite, so it is replaced.
+/// A modification time ahead of the change time was set by hand before the overwrite, so it is replaced; not by an earlier
+/// time than that of the last change, which does not come from an overwrite behind it.
 pub(crate) fn after_overwrite(known: (Timestamp, Timestamp), time: Timestamp) -> (Timestamp, Timestamp) {
     let (mtime, ctime) = known;
-    (if mtime > ctime { time } else { mtime.max(time) }, ctime.max(time))
+    let is_by_hand = mtime > ctime && time >= ctime;
+    (if is_by_hand { time } else { mtime.max(time) }, ctime.max(time))
 }
 
 /// A time that the inode does not know yet.
@@ -77,14 +79,21 @@ impl LazyTime {
         NotedTime { nanos: self.nanos.load(Ordering::Acquire), life }
     }
 
-    /// Like [`get`](Self::get), for a caller that updates the inode with this time or a later one and has it locked. It
-    /// stays noted until the caller [says](TimeToLog::told) that the update is committed.
-    pub fn to_log(&self, life: Life) -> Option<TimeToLog<'_>> {
+    /// Like [`get`](Self::get), for a caller that puts this time or a later one into the inode, which it has locked. It
+    /// stays noted until the caller has [told](Self::told) that this is committed.
+    pub(crate) fn to_log(&self, life: Life) -> Option<TimeToLog> {
         if !self.is_of(life) {
             return None;
         }
         let nanos = self.nanos.load(Ordering::Acquire);
-        Some(TimeToLog { of: self, nanos, time: time(nanos)? })
+        Some(TimeToLog { nanos, time: time(nanos)? })
+    }
+
+    /// The committed inode has this time or a later one, or one that was set by hand behind it. To be called before the
+    /// inode is unlocked: whoever locks it next would log the time again.
+    pub(crate) fn told(&self, logged: LoggedTime) {
+        // Another time that was noted meanwhile stays. Release: whoever misses the time sees the version.
+        let _ = self.nanos.compare_exchange(logged.nanos, 0, Ordering::Release, Ordering::Relaxed);
     }
 
     fn is_of(&self, life: Life) -> bool {
@@ -112,25 +121,35 @@ impl NotedTime {
     }
 }
 
-/// A time with which somebody is about to update the inode.
-#[must_use = "it stays noted until it is told"]
-#[derive(Debug)]
-pub struct TimeToLog<'a> {
-    of: &'a LazyTime,
+/// A noted time that goes into the inode.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TimeToLog {
     nanos: u64,
     time: Timestamp,
 }
 
-impl TimeToLog<'_> {
+impl TimeToLog {
     /// The time.
-    pub fn time(&self) -> Timestamp {
+    pub(crate) fn time(self) -> Timestamp {
         self.time
     }
 
-    /// The committed inode has this time or a later one. To be called before the inode is unlocked: whoever locks it
-    /// next would log the time again, even over another that was set by hand.
-    pub fn told(self) {
-        // Another time that was noted meanwhile stays. Release: whoever misses the time sees the version.
-        let _ = self.of.nanos.compare_exchange(self.nanos, 0, Ordering::Release, Ordering::Relaxed);
+    /// The inode gets `time` for it.
+    pub(crate) fn as_logged(self, time: Timestamp) -> LoggedTime {
+        LoggedTime { nanos: self.nanos, time }
+    }
+}
+
+/// A noted time, and what the inode has for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoggedTime {
+    nanos: u64,
+    time: Timestamp,
+}
+
+impl LoggedTime {
+    /// What the inode has at least.
+    pub(crate) fn time(self) -> Timestamp {
+        self.time
     }
 }

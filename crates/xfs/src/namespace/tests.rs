@@ -303,7 +303,7 @@ fn the_time_of_an_overwrite_is_told_once() {
     overwritten.note(file.life());
     let later = overwritten.get(file.life()).unwrap();
     assert!(later > time);
-    earlier.told();
+    overwritten.told(earlier.as_logged(earlier.time()));
     assert_eq!(overwritten.get(file.life()), Some(later));
     assert!(is_told());
     assert_eq!(file.current().unwrap().mtime(), later);
@@ -376,7 +376,7 @@ fn the_time_of_an_overwrite_is_of_one_file() {
         let shown = || new.entry().in_memory().times(&new.current().unwrap());
         assert_eq!(shown(), (NOW, NOW));
         // Nor does it come when somebody says that it is logged, or who has the old file open overwrites it.
-        to_log.told();
+        old.entry().overwritten().told(to_log.as_logged(to_log.time()));
         old.entry().overwritten().note(old.life());
         assert_eq!(shown(), (NOW, NOW));
         file::log_times(&imap.volume, new.entry()).unwrap();

@@ -11,7 +11,7 @@ use crate::attr::edit::{EditError, SetXattr};
 use crate::attr::{self, Namespace};
 use crate::bmap::TransFork;
 use crate::error::{Error, NameProblem, Result};
-use crate::inode::{ForkKind, Inode, InodeHandle, TimeToLog};
+use crate::inode::{ForkKind, Inode, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::ReservationBuilder;
@@ -110,8 +110,6 @@ pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Changes, now: Tim
     if change.is_of_protected() {
         trans.inode(ino).check_unprotected()?;
     }
-    // An overwrite before this is older.
-    let older = change.mtime.and_then(|_| file.entry().overwritten().to_log(file.life()));
     if let Some(bytes) = change.extent_size {
         check_extent_size(trans.inode(ino), mount.geometry(), bytes)?;
     }
@@ -133,7 +131,10 @@ pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Changes, now: Tim
     if let Some(permissions) = change.permissions {
         follow_mode(&mut trans, ino, permissions)?;
     }
-    trans.commit_and(|| older.into_iter().for_each(TimeToLog::told))?;
+    if change.mtime.is_some() {
+        trans.mtime_is_set(ino);
+    }
+    trans.commit()?;
     Ok(())
 }
 

@@ -3,11 +3,12 @@
 use super::Trans;
 use crate::error::Result;
 use crate::imap::CLUSTER;
-use crate::inode::{IlockExclusive, Imap, Inode, InodeEntry};
+use crate::inode::{IlockExclusive, Imap, Inode, InodeEntry, LoggedTime, after_overwrite};
 use crate::log::{CommitSeq, Joining};
 use std::sync::Arc;
 use xfs_format::inode::InodeCore;
 use xfs_format::log::InodeFields;
+use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
 
 /// An inode that a transaction has joined.
@@ -18,6 +19,10 @@ pub(super) struct JoinedInode {
     inode: Arc<Inode>,
     /// What this part of the transaction changed.
     fields: InodeFields,
+    /// The time of an overwrite that only memory knew when this part first changed the inode.
+    overwritten: Option<LoggedTime>,
+    /// Whether the time of modification was set by hand.
+    mtime_is_set: bool,
     /// Whether it changed more than times.
     needs_datasync: bool,
     /// Whether it is part of the commit in progress.
@@ -47,6 +52,20 @@ impl JoinedInode {
         Arc::make_mut(&mut self.inode).core_mut().changecount += 1;
     }
 
+    /// The inode for changing. The time of an overwrite that came before goes into it first.
+    fn change(&mut self, still_time: Option<Timestamp>) -> &mut Inode {
+        let is_first = self.fields.is_empty();
+        self.fields |= InodeFields::CORE;
+        let inode = Arc::make_mut(&mut self.inode);
+        if is_first && let Some(noted) = self.entry.overwritten().to_log(inode.life()) {
+            let time = still_time.unwrap_or(noted.time());
+            let core = inode.core_mut();
+            (core.mtime, core.ctime) = after_overwrite((core.mtime, core.ctime), time);
+            self.overwritten = Some(noted.as_logged(time));
+        }
+        inode
+    }
+
     /// Makes the changes the committed version.
     pub(super) fn commit(&mut self, joining: &mut Joining<'_>) {
         if self.is_clean() {
@@ -55,6 +74,12 @@ impl JoinedInode {
         self.is_in_commit = true;
         let changed = std::mem::replace(&mut self.fields, InodeFields::empty());
         self.entry.commit(Arc::clone(&self.inode), changed, &self.imap, joining);
+        // An operation that began before the overwrite may have put its own, earlier time there: then it stays noted.
+        let known = self.inode.mtime().min(self.inode.ctime());
+        let is_set = std::mem::take(&mut self.mtime_is_set);
+        if let Some(logged) = self.overwritten.take().filter(|logged| is_set || known >= logged.time()) {
+            self.entry.overwritten().told(logged);
+        }
     }
 
     /// What was published belongs to checkpoint `seq`.
@@ -83,6 +108,8 @@ impl Trans<'_> {
             imap,
             inode,
             fields: none,
+            overwritten: None,
+            mtime_is_set: false,
             needs_datasync: false,
             is_in_commit: false,
         });
@@ -139,10 +166,12 @@ impl Trans<'_> {
     /// # Panics
     /// If it was not joined.
     pub(crate) fn inode_mut(&mut self, ino: InodeNumber, fields: InodeFields) -> &mut Inode {
-        let inode = self.joined_mut(ino);
-        inode.fields |= fields | InodeFields::CORE;
-        inode.needs_datasync = true;
-        Arc::make_mut(&mut inode.inode)
+        let still_time = self.mount.still_time();
+        let joined = self.joined_mut(ino);
+        joined.needs_datasync = true;
+        joined.change(still_time);
+        joined.fields |= fields;
+        Arc::make_mut(&mut joined.inode)
     }
 
     /// The inode's core for changing its times, which nobody needs to read its content back.
@@ -150,9 +179,16 @@ impl Trans<'_> {
     /// # Panics
     /// If it was not joined.
     pub(crate) fn times_mut(&mut self, ino: InodeNumber) -> &mut InodeCore {
-        let inode = self.joined_mut(ino);
-        inode.fields |= InodeFields::CORE;
-        Arc::make_mut(&mut inode.inode).core_mut()
+        let still_time = self.mount.still_time();
+        self.joined_mut(ino).change(still_time).core_mut()
+    }
+
+    /// The time of modification of an inode that was changed is set by hand: no overwrite before this counts any more.
+    ///
+    /// # Panics
+    /// If it was not joined.
+    pub(crate) fn mtime_is_set(&mut self, ino: InodeNumber) {
+        self.joined_mut(ino).mtime_is_set = true;
     }
 
     fn joined_mut(&mut self, ino: InodeNumber) -> &mut JoinedInode {

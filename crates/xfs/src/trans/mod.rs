@@ -101,22 +101,11 @@ impl<'v> Trans<'v> {
         kept: &mut u64,
         work: impl FnOnce(&mut Self) -> Result<R>,
     ) -> Result<R> {
-        Self::with_kept_and(mount, reservation, kept, work, |done| done)
-    }
-
-    /// The same. If it succeeds, calls `told` before the inodes are unlocked.
-    pub(crate) fn with_kept_and<R, T>(
-        mount: &'v Arc<Mount>,
-        reservation: Reservation,
-        kept: &mut u64,
-        work: impl FnOnce(&mut Self) -> Result<R>,
-        told: impl FnOnce(R) -> T,
-    ) -> Result<T> {
         let mut trans = Self::start(mount, Reservation { blocks: 0, ..reservation })?;
         let more = reservation.blocks.saturating_sub(*kept);
         trans.blocks = std::mem::take(kept) + mount.write_side()?.counters.reserve_some(more);
         trans.keep_what_is_freed();
-        let done = work(&mut trans).and_then(|done| trans.commit_all().map(|_| done)).map(told);
+        let done = work(&mut trans).and_then(|done| trans.commit_all().map(|_| done));
         // What was not committed was not taken.
         *kept = std::mem::take(&mut trans.blocks) + std::mem::take(&mut trans.delta.taken);
         drop(trans);
