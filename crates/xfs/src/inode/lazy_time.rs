@@ -17,12 +17,11 @@ const NANOS: u64 = 1_000_000_000;
 
 /// Times of modification and change of a file that was overwritten at `time`. `known` are those in the inode.
 ///
-/// A modification time ahead of the change time was set by hand before the overwrite, so it is replaced; not by an earlier
-/// time than that of the last change, which does not come from an overwrite behind it.
+/// A modification time ahead of the change time was set by hand before the overwrite, so it is replaced. That holds only
+/// for a time that was noted behind the last change of the inode: an earlier one is in it already.
 pub(crate) fn after_overwrite(known: (Timestamp, Timestamp), time: Timestamp) -> (Timestamp, Timestamp) {
     let (mtime, ctime) = known;
-    let is_by_hand = mtime > ctime && time >= ctime;
-    (if is_by_hand { time } else { mtime.max(time) }, ctime.max(time))
+    (if mtime > ctime { time } else { mtime.max(time) }, ctime.max(time))
 }
 
 /// A time that the inode does not know yet.
