@@ -71,6 +71,9 @@ fn prepare(image: &Path) {
     volume.close().unwrap();
 }
 
+/// The kinds of intents that a crash has to leave for us.
+const KINDS: [&str; 5] = ["EFI", "RUI", "CUI", "BUI", "XMI"];
+
 /// All kinds of chains, one after the other.
 fn chains(volume: &Volume) -> Result<()> {
     let [one, two] = PAIR.map(|(name, _)| volume.open_file(name));
@@ -129,6 +132,19 @@ fn judge(image: &Path, what: &str) {
 #[test]
 #[ignore = "needs root and xfsprogs"]
 fn chains_that_are_cut_are_finished_by_us_and_by_the_kernel() {
+    let mut unfinished = BTreeMap::new();
+    // Not each run of the threads leaves all kinds at the places that are looked at.
+    for _ in 0..8 {
+        cut_chains(&mut unfinished);
+        if KINDS.iter().all(|kind| unfinished.contains_key(kind)) {
+            return;
+        }
+    }
+    panic!("no log had an unfinished one of some kind: {unfinished:?}");
+}
+
+/// Counts the logs that had an unfinished intent of each kind.
+fn cut_chains(unfinished: &mut BTreeMap<&'static str, usize>) {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
     let image = dir.path().join("volume.img");
     std::fs::File::create(&image).and_then(|file| file.set_len(320 << 20)).expect("a sparse image");
@@ -157,14 +173,13 @@ fn chains_that_are_cut_are_finished_by_us_and_by_the_kernel() {
     let cuts = recording.cuts();
     let every = (cuts.len() / CUTS).max(1);
     let looked_at = (cuts.len() / LOOKS).max(1);
-    let mut unfinished: BTreeMap<&str, usize> = BTreeMap::new();
     let mut judged = 0;
     for (nth, cut) in cuts.into_iter().enumerate().step_by(looked_at) {
         power.advance(cut).expect("written");
         let fate = if nth % 2 == 0 { Fate::Dropped } else { Fate::Applied };
         power.make(|_: &WriteRecord| fate.clone()).expect("written");
         let chains = unfinished_chains(&*stage).expect("the log");
-        let kinds: BTreeSet<&str> =
+        let kinds: BTreeSet<&'static str> =
             chains.iter().flat_map(|chain| &chain.left).map(|intent| intent.kind).collect();
         let mut is_rare = false;
         for kind in kinds {
@@ -205,7 +220,4 @@ fn chains_that_are_cut_are_finished_by_us_and_by_the_kernel() {
         stage.rewind().expect("taken back");
     }
     println!("{unfinished:?}");
-    for kind in ["EFI", "RUI", "CUI", "BUI", "XMI"] {
-        assert!(unfinished.contains_key(kind), "no log had an unfinished {kind}: {unfinished:?}");
-    }
 }
