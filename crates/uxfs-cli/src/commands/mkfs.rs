@@ -13,6 +13,7 @@ use crate::fill::{Existing, Filler, Reflink, Rules};
 use crate::host::Identity;
 use crate::host::attributes::Keep;
 use crate::host::stream;
+use crate::host::volumes::is_volume;
 use crate::interrupt::{self, Patient};
 use crate::location::{Images, Location, image_parser};
 use crate::mode::Owner;
@@ -24,7 +25,6 @@ use crate::trust::Trust;
 use clap::builder::PossibleValuesParser;
 use std::fs::File;
 use std::io::BufReader;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 use uxfs::{FeatureSupport, MkfsFeatures, MkfsOptions, Node, Timestamp, Volume};
@@ -186,12 +186,6 @@ impl Source {
             || settings('d', &args.data).any(|setting| setting.key == "size");
         (!is_said && !args.image.image.exists()).then_some(copied.size)
     }
-}
-
-/// Whether a file begins like a volume. One that cannot be read by offset does not.
-fn is_volume(file: &File) -> bool {
-    let mut begins = [0; 4];
-    file.read_exact_at(&mut begins, 0).is_ok() && begins == *b"XFSB"
 }
 
 impl Copied {

@@ -41,6 +41,7 @@ pub fn refuse(path: &Path) -> Result<()> {
     ))
 }
 
+/// Whether a file begins like a volume. One that cannot be read by offset does not.
 pub fn is_volume(file: &File) -> bool {
     let mut begins = [0; MAGIC.len()];
     file.read_exact_at(&mut begins, 0).is_ok() && begins == MAGIC
