@@ -4,8 +4,8 @@
 //! - noting a time costs two loads. It stores only if the system's coarse clock has ticked since the last note, so
 //!   threads that overwrite one file do not pass a cache line to and fro;
 //! - a noted time never goes back, whoever notes it: who was interrupted has an earlier one;
-//! - a time stays noted until a version of the inode with it is committed. Every change of the inode puts it there first. So whoever reads this first, and the committed
-//!   version afterwards, misses no time;
+//! - a time stays noted until a version of the inode with it is committed. Every change of the inode puts it there
+//!   first. So whoever reads this first, and the committed version afterwards, misses no time;
 //! - a time belongs to one life of the inode's number. A later file never gets it.
 
 use super::Life;
@@ -78,25 +78,11 @@ impl LazyTime {
         NotedTime { nanos: self.nanos.load(Ordering::Acquire), life }
     }
 
-    /// Like [`get`](Self::get), for a caller that puts this time or a later one into the inode, which it has locked. It
-    /// stays noted until the caller has [told](Self::told) that this is committed.
-    pub(crate) fn to_log(&self, life: Life) -> Option<TimeToLog> {
-        if !self.is_of(life) {
-            return None;
-        }
-        let nanos = self.nanos.load(Ordering::Acquire);
-        Some(TimeToLog { nanos, time: time(nanos)? })
-    }
-
-    /// The committed inode has this time or a later one, or one that was set by hand behind it. To be called before the
-    /// inode is unlocked: whoever locks it next would log the time again.
-    pub(crate) fn told(&self, logged: LoggedTime) {
+    /// What was noted is in the committed inode, or a later time, or one that was set by hand behind it. To be called
+    /// before the inode is unlocked: whoever locks it next would log the time again.
+    pub(crate) fn told(&self, noted: NotedTime) {
         // Another time that was noted meanwhile stays. Release: whoever misses the time sees the version.
-        let _ = self.nanos.compare_exchange(logged.nanos, 0, Ordering::Release, Ordering::Relaxed);
-    }
-
-    fn is_of(&self, life: Life) -> bool {
-        self.life.load(Ordering::Acquire) == life.to_bits()
+        let _ = self.nanos.compare_exchange(noted.nanos, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 
@@ -117,38 +103,5 @@ impl NotedTime {
     #[inline]
     pub(crate) fn of(self, life: Life) -> Option<Timestamp> {
         if self.life == life.to_bits() { time(self.nanos) } else { None }
-    }
-}
-
-/// A noted time that goes into the inode.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TimeToLog {
-    nanos: u64,
-    time: Timestamp,
-}
-
-impl TimeToLog {
-    /// The time.
-    pub(crate) fn time(self) -> Timestamp {
-        self.time
-    }
-
-    /// The inode gets `time` for it.
-    pub(crate) fn as_logged(self, time: Timestamp) -> LoggedTime {
-        LoggedTime { nanos: self.nanos, time }
-    }
-}
-
-/// A noted time, and what the inode has for it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LoggedTime {
-    nanos: u64,
-    time: Timestamp,
-}
-
-impl LoggedTime {
-    /// What the inode has at least.
-    pub(crate) fn time(self) -> Timestamp {
-        self.time
     }
 }

@@ -23,7 +23,7 @@ pub(crate) use entry::Imap;
 pub use entry::{IlockExclusive, IlockShared, InodeEntry};
 pub use handle::{InodeHandle, Life};
 pub use in_memory::InMemory;
-pub(crate) use lazy_time::{LoggedTime, after_overwrite};
+pub(crate) use lazy_time::{NotedTime, after_overwrite};
 pub use protection::Protection;
 pub(crate) use recent::RecentInodes;
 

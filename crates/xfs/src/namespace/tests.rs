@@ -292,18 +292,18 @@ fn the_time_of_an_overwrite_is_told_once() {
         journal.newest() != before
     };
     overwritten.note(file.life());
-    let earlier = overwritten.to_log(file.life()).unwrap();
+    let earlier = overwritten.read();
     overwritten.note(file.life());
     assert!(is_told());
     let time = file.current().unwrap().mtime();
     assert!(!is_told(), "nothing is noted");
-    assert!(earlier.time() <= time);
+    assert!(earlier.of(file.life()).unwrap() <= time);
     // Another time that is noted by now stays.
     std::thread::sleep(std::time::Duration::from_millis(20));
     overwritten.note(file.life());
     let later = overwritten.get(file.life()).unwrap();
     assert!(later > time);
-    overwritten.told(earlier.as_logged(earlier.time()));
+    overwritten.told(earlier);
     assert_eq!(overwritten.get(file.life()), Some(later));
     assert!(is_told());
     assert_eq!(file.current().unwrap().mtime(), later);
@@ -366,7 +366,8 @@ fn the_time_of_an_overwrite_is_of_one_file() {
         let imap = Fixture::new();
         let old = imap.create(b"a");
         old.entry().overwritten().note(old.life());
-        let to_log = old.entry().overwritten().to_log(old.life()).unwrap();
+        let noted = old.entry().overwritten().read();
+        assert!(noted.of(old.life()).is_some());
         imap.remove(b"a");
         let new = match mode {
             0o120_777 => create::symlink(&imap.volume, &imap.root, b"b", b"target", &new(mode)).unwrap(),
@@ -376,7 +377,7 @@ fn the_time_of_an_overwrite_is_of_one_file() {
         let shown = || new.entry().in_memory().times(&new.current().unwrap());
         assert_eq!(shown(), (NOW, NOW));
         // Nor does it come when somebody says that it is logged, or who has the old file open overwrites it.
-        old.entry().overwritten().told(to_log.as_logged(to_log.time()));
+        old.entry().overwritten().told(noted);
         old.entry().overwritten().note(old.life());
         assert_eq!(shown(), (NOW, NOW));
         file::log_times(&imap.volume, new.entry()).unwrap();

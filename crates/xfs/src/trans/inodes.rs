@@ -3,8 +3,9 @@
 use super::Trans;
 use crate::error::Result;
 use crate::imap::CLUSTER;
-use crate::inode::{IlockExclusive, Imap, Inode, InodeEntry, LoggedTime, after_overwrite};
+use crate::inode::{IlockExclusive, Imap, Inode, InodeEntry, NotedTime, after_overwrite};
 use crate::log::{CommitSeq, Joining};
+use crate::mount::Mount;
 use std::sync::Arc;
 use xfs_format::inode::InodeCore;
 use xfs_format::log::InodeFields;
@@ -19,8 +20,9 @@ pub(super) struct JoinedInode {
     inode: Arc<Inode>,
     /// What this part of the transaction changed.
     fields: InodeFields,
-    /// The time of an overwrite that only memory knew when this part first changed the inode.
-    overwritten: Option<LoggedTime>,
+    /// The time of an overwrite that only memory knew when this part first changed the inode, and what the inode got
+    /// for it.
+    overwritten: Option<(NotedTime, Timestamp)>,
     /// Whether the time of modification was set by hand.
     mtime_is_set: bool,
     /// Whether it changed more than times.
@@ -52,16 +54,18 @@ impl JoinedInode {
         Arc::make_mut(&mut self.inode).core_mut().changecount += 1;
     }
 
-    /// The inode for changing. The time of an overwrite that came before goes into it first.
-    fn change(&mut self, still_time: Option<Timestamp>) -> &mut Inode {
-        let is_first = self.fields.is_empty();
-        self.fields |= InodeFields::CORE;
+    /// The inode for changing its core and `fields`. The time of an overwrite that came before goes into it first.
+    fn change(&mut self, mount: &Mount, fields: InodeFields) -> &mut Inode {
+        let noted = self.is_clean().then(|| self.entry.overwritten().read());
+        self.fields |= fields | InodeFields::CORE;
         let inode = Arc::make_mut(&mut self.inode);
-        if is_first && let Some(noted) = self.entry.overwritten().to_log(inode.life()) {
-            let time = still_time.unwrap_or(noted.time());
+        if let Some(noted) = noted
+            && let Some(time) = noted.of(inode.life())
+        {
+            let time = mount.still_time().unwrap_or(time);
             let core = inode.core_mut();
             (core.mtime, core.ctime) = after_overwrite((core.mtime, core.ctime), time);
-            self.overwritten = Some(noted.as_logged(time));
+            self.overwritten = Some((noted, time));
         }
         inode
     }
@@ -77,8 +81,8 @@ impl JoinedInode {
         // An operation that began before the overwrite may have put its own, earlier time there: then it stays noted.
         let known = self.inode.mtime().min(self.inode.ctime());
         let is_set = std::mem::take(&mut self.mtime_is_set);
-        if let Some(logged) = self.overwritten.take().filter(|logged| is_set || known >= logged.time()) {
-            self.entry.overwritten().told(logged);
+        if let Some((noted, _)) = self.overwritten.take().filter(|(_, time)| is_set || known >= *time) {
+            self.entry.overwritten().told(noted);
         }
     }
 
@@ -166,12 +170,10 @@ impl Trans<'_> {
     /// # Panics
     /// If it was not joined.
     pub(crate) fn inode_mut(&mut self, ino: InodeNumber, fields: InodeFields) -> &mut Inode {
-        let still_time = self.mount.still_time();
+        let mount = self.mount;
         let joined = self.joined_mut(ino);
         joined.needs_datasync = true;
-        joined.change(still_time);
-        joined.fields |= fields;
-        Arc::make_mut(&mut joined.inode)
+        joined.change(mount, fields)
     }
 
     /// The inode's core for changing its times, which nobody needs to read its content back.
@@ -179,8 +181,8 @@ impl Trans<'_> {
     /// # Panics
     /// If it was not joined.
     pub(crate) fn times_mut(&mut self, ino: InodeNumber) -> &mut InodeCore {
-        let still_time = self.mount.still_time();
-        self.joined_mut(ino).change(still_time).core_mut()
+        let mount = self.mount;
+        self.joined_mut(ino).change(mount, InodeFields::CORE).core_mut()
     }
 
     /// The time of modification of an inode that was changed is set by hand: no overwrite before this counts any more.
