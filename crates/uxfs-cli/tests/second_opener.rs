@@ -556,7 +556,7 @@ fn no_copy_goes_over_a_disk_with_a_volume_in_a_partition() {
         let args = table.iter().map(|arg| arg as &dyn AsRef<OsStr>).chain([&disk as &dyn AsRef<OsStr>]);
         run("sgdisk", &args.collect::<Vec<_>>());
         // With a table alone it is a file as any other.
-        uxfs_ok(&[&"cp", &disk, &out]);
+        run("cp", &[&"--sparse=always", &disk, &out]);
         uxfs_ok(&[&"cp", &from.at("/disk.img"), &out]);
         uxfs_ok(&[&"mkfs", &"-q", &format!("{}@2", disk.display())]);
         run("cp", &[&"--sparse=always", &disk, &out]);
@@ -688,7 +688,7 @@ fn a_volume_that_was_made_meanwhile_is_not_replaced() {
     uxfs_ok(&[&"cp", &file, &from.at("/file")]);
     let dir = scratch();
     let target = dir.path().join("target");
-    let volume = "there is an XFS volume of that name; to replace the file, remove it first";
+    let volume = "there is a file with an XFS volume of that name; to replace the file, remove it first";
     let cp: [&dyn AsRef<OsStr>; 4] = [&"cp", &"--replace", &from.at("/file"), &target];
     let tar: [&dyn AsRef<OsStr>; 4] = [&"tar", &from.path, &"-o", &target];
     for args in [cp, tar] {

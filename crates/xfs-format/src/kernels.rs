@@ -128,7 +128,6 @@ impl FeatureMark {
         match self {
             Self::Format(4) => Some("XFS_SUPPORT_V4"),
             Self::Version(VersionFlags::BORG) => Some("XFS_SUPPORT_ASCII_CI"),
-            Self::Realtime => Some("XFS_RT"),
             _ => None,
         }
     }
