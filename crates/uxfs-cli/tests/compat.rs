@@ -310,8 +310,15 @@ impl Row {
         assert_eq!(info(&image.path)["log_clean"], false, "{}", self.name);
         let copy = Image { path: image.dir.path().join("copy.img"), dir: scratch() };
         run("cp", &[&"--sparse=always", &image.path, &copy.path]);
-        let said = uxfs(&[&"recover", &image.path]);
+        let in_memory = uxfs_ok(&[&"recover", &"--dry-run", &"--json", &image.path]);
+        run("cmp", &[&copy.path, &image.path]);
+        let said = uxfs(&[&"recover", &"--json", &image.path]);
         assert!(said.status.success(), "{}: {}", self.name, String::from_utf8_lossy(&said.stderr));
+        let [mut in_memory, done]: [Value; 2] =
+            [in_memory, said.stdout].map(|text| serde_json::from_slice(&text).expect("an object"));
+        assert_eq!(in_memory["written"].take(), false);
+        in_memory["written"] = true.into();
+        assert_eq!(in_memory, done, "{}: what a dry run says", self.name);
         sound(&image.path);
         assert_eq!(manifest(image.mount(&[]).dir()), manifest(copy.mount(&[]).dir()), "{}", self.name);
         let_the_kernel_work(&image);

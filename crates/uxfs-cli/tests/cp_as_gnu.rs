@@ -104,6 +104,16 @@ const WITHIN: &[Case] = &[
     Case(&["-a"], &["D/existing", "D/hard"], "D/dir"),
     Case(&["-a"], &["D/twin", "D/twins/other"], "D/twins"),
     Case(&["-a"], &["D/twin", "D/twins"], "D/dir"),
+    // A link in the place of what it leads to would be all that is left.
+    Case(&["-a"], &["D/link"], "D/existing"),
+    Case(&["-r"], &["D/link"], "D/existing"),
+    Case(&["-a"], &["D/link"], "D/hard"),
+    Case(&["-a"], &["D/link"], "D/link"),
+    Case(&["-a"], &["D/link"], "D/listed"),
+    Case(&["-a"], &["D/dangling"], "D/existing"),
+    Case(&["-a"], &["D/links/."], "D"),
+    Case(&["-a"], &["D/links/existing", "D/links/listed"], "D"),
+    Case(&["-r", "--replace"], &["D/link"], "D/existing"),
 ];
 
 /// Files that are copied. Their times are long past.
@@ -173,6 +183,9 @@ fn destination(dir: &Path) {
     run("setcap", &[&"cap_net_raw+ep", &at("capable")]);
     symlink("./existing", at("link")).unwrap();
     symlink("nowhere", at("dangling")).unwrap();
+    std::fs::create_dir(at("links")).unwrap();
+    symlink("../existing", at("links/existing")).unwrap();
+    symlink("../alone", at("links/listed")).unwrap();
     for name in ["dir/file-is-a-dir", "fileisdir/file", "handsdown", "group"] {
         std::fs::create_dir_all(at(name)).unwrap();
     }

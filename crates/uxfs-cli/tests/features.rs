@@ -98,6 +98,7 @@ fn refuses_all(image: &Image, because: &[&str], dirty: bool) {
     let output = uxfs(&[&"recover", &"--dry-run", &"--json", &image.path]);
     let found: Value = serde_json::from_slice(&output.stdout).expect("an object");
     assert_eq!(found["was_clean"], !dirty);
+    assert_eq!(output.status.code(), uxfs(&[&"recover", &image.path]).status.code());
     run("cmp", &[&untouched, &image.path]);
 }
 

@@ -17,6 +17,7 @@ pub struct OpenOptions {
     pub(crate) engine: volume::OpenOptions,
     pub(crate) offset: u64,
     pub(crate) length: Option<u64>,
+    pub(crate) in_memory: bool,
     pub(crate) direct: bool,
     pub(crate) durable_at_close: bool,
     pub(crate) gather_writes: bool,
@@ -30,6 +31,7 @@ impl Default for OpenOptions {
             engine: volume::OpenOptions::default(),
             offset: 0,
             length: None,
+            in_memory: false,
             direct: true,
             durable_at_close: false,
             gather_writes: false,
@@ -85,6 +87,13 @@ impl OpenOptions {
     /// unpredictable, follow from the time.
     pub fn repeatable(mut self, time: Option<Timestamp>) -> Self {
         self.engine.repeatable = time;
+        self
+    }
+
+    /// Whether all changes of a volume that is opened for writing stay in memory, and are gone when it is closed: to try
+    /// what opening and changing it would do. The image is opened for reading, and nothing of it changes.
+    pub fn changes_in_memory(mut self, in_memory: bool) -> Self {
+        self.in_memory = in_memory;
         self
     }
 

@@ -106,8 +106,8 @@ impl Volume {
     /// ```
     pub fn open(image: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let image = image.as_ref();
-        let how =
-            FileOptions::new().write(options.engine.writable).keep_writers_out(true).direct(options.direct);
+        let writes = options.engine.writable && !options.in_memory;
+        let how = FileOptions::new().write(writes).keep_writers_out(true).direct(options.direct);
         match Self::open_device(Arc::new(how.open(image)?), options) {
             // The disk under an image file has larger sectors than the volume, or than the volume's start is a
             // multiple of. The host's page cache has no such limit.
@@ -122,6 +122,7 @@ impl Volume {
     /// Opens the volume on any device; `options` may choose a part of it. A panic of a request counts as a failure.
     pub fn open_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Self> {
         let device = Caught::before(device);
+        let device = if options.in_memory { xfs::recovery::in_memory(device) } else { device };
         let whole = (Arc::clone(&device), options.offset);
         let device = part(device, options)?;
         let deferring = match options.durable_at_close {

@@ -78,6 +78,9 @@ fn is_refused(image: &Path) {
     let error = writable(image).map(|_| ()).expect_err("refused");
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
     assert!(error.to_string().contains("the log is behind the volume"), "{error}");
+    let in_memory = OpenOptions::new().writable(true).changes_in_memory(true);
+    let tried = Volume::open(image, &in_memory).map(|_| ()).expect_err("refused");
+    assert_eq!(tried.to_string(), error.to_string(), "tried in memory");
     let volume = Volume::open(image, &OpenOptions::new()).expect("for reading");
     assert_eq!(volume.open_dir("/dir").expect("there").entries().count(), 200);
     drop(volume);

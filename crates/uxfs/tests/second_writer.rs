@@ -318,3 +318,33 @@ fn a_volume_whose_file_lost_its_name_is_not_there() {
         }
     }
 }
+
+/// What is changed in memory alone is seen by nobody else, and keeps no reader out.
+#[test]
+fn changes_in_memory_leave_the_image_as_it_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let image = dir.path().join("image");
+    made_in(&image, 512, (0, SIZE)).expect("made");
+    let volume = Volume::open(&image, &writable()).expect("open");
+    add(&volume, "one");
+    volume.sync().expect("synced");
+    // It is as after a crash: the log is to be replayed.
+    drop(volume);
+    let before = std::fs::read(&image).expect("read");
+    std::fs::set_permissions(&image, PermissionsExt::from_mode(0o444)).expect("for readers alone");
+    let in_memory = || writable().changes_in_memory(true);
+    for options in [in_memory(), in_memory().gather_writes(true), in_memory().durable_at_close(true)] {
+        let trial = Volume::open(&image, &options).expect("open");
+        assert!(trial.recovery().is_some_and(|recovery| recovery.records > 0));
+        add(&trial, "two");
+        trial.sync().expect("synced");
+        let reader = Volume::open(&image, &OpenOptions::new()).expect("for reading");
+        assert!(reader.lookup("one").is_ok() && reader.lookup("two").is_err());
+        let second = Volume::open(&image, &in_memory()).expect("another trial");
+        add(&second, "two");
+        assert!(trial.lookup("two").is_ok());
+        trial.close().expect("closed");
+    }
+    assert!(std::fs::read(&image).expect("read") == before, "the image was changed");
+}

@@ -6,7 +6,7 @@ use crate::location::{self, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output};
 use serde_json::{Value, json};
-use uxfs::{Recovery, Volume};
+use uxfs::{OpenOptions, Recovery, Volume};
 
 /// Arguments of `recover`.
 #[derive(clap::Args, Debug)]
@@ -28,32 +28,54 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     }
     location::check(image)?;
     let failure = |error| args.image.failure(&error);
-    let options = args.image.options(global)?.writable(!args.dry_run);
-    let writer = args.dry_run.then(|| uxfs::written_by(image)).flatten();
-    if !args.dry_run {
-        interrupt::watch();
+    let options = args.image.options(global)?;
+    if args.dry_run {
+        return dry_run(args, &options, global);
     }
-    let volume = Volume::open(image, &options).map_err(failure)?;
+    interrupt::watch();
+    let volume = Volume::open(image, &options.writable(true)).map_err(failure)?;
+    volume.close().map_err(failure)?;
+    say(volume.recovery().as_ref(), volume.copies_settled(), global)?;
+    Ok(Exit::Ok)
+}
+
+/// Recovers in memory. What a recovery of the image would fail with is the failure of this one, after what a reader
+/// finds in the log.
+fn dry_run(args: &Args, options: &OpenOptions, global: &Global) -> Result<Exit> {
+    let image = &args.image.image;
+    let writer = uxfs::written_by(image);
+    let in_memory = options.clone().writable(true).changes_in_memory(true);
+    let tried = Volume::open(image, &in_memory).and_then(|volume| {
+        let recovery = volume.recovery();
+        volume.close().map(|()| recovery)
+    });
+    let failure = |error| args.image.failure(&error);
+    let (mut recovery, refused) = match tried {
+        Ok(recovery) => (recovery, None),
+        Err(error) => (Volume::open(image, options).map_err(failure)?.recovery(), Some(error)),
+    };
+    if let Some(recovery) = &mut recovery {
+        recovery.written = false;
+    }
     location::warn_of_writer(&args.image, writer);
-    let (recovery, copies_settled) = (volume.recovery(), volume.copies_settled());
-    if !args.dry_run {
-        volume.close().map_err(failure)?;
-    }
+    say(recovery.as_ref(), false, global)?;
+    refused.map_or(Ok(Exit::Ok), |error| Err(failure(error)))
+}
+
+/// Prints what recovery found.
+fn say(recovery: Option<&Recovery>, copies_settled: bool, global: &Global) -> Result<()> {
     let mut out = Output::new(global);
     if out.is_json() {
-        let mut object = object(recovery.as_ref());
+        let mut object = object(recovery);
         object.insert("superblock_copies_updated".to_owned(), copies_settled.into());
         out.object(object)?;
     } else {
-        text(recovery.as_ref(), &mut out)?;
+        text(recovery, &mut out)?;
         if copies_settled {
             out.text("copies of the superblock brought up to date: a change of size, label, UUID or features was cut short\n")?;
         }
     }
-    out.finish()?;
-    // A dry run reports the failure that a real one would have.
-    let stuck = recovery.is_some_and(|recovery| recovery.obstacle.is_some());
-    Ok(if stuck { Exit::DirtyLog } else { Exit::Ok })
+    out.finish()
 }
 
 fn object(recovery: Option<&Recovery>) -> Object {

@@ -200,6 +200,9 @@ impl<'a, 'b> FromImage<'a, 'b> {
         threads: &mut Threads<'_, 'b>,
         path: &[u8],
     ) -> StepResult<()> {
+        if !to.is_new {
+            self.origin.check_link(&to.dir, name, &node, path)?;
+        }
         let metadata = node.metadata()?;
         let several = self.filler.rules().keep_links && metadata.nlink > 1;
         if several {
@@ -258,6 +261,19 @@ impl Origin {
     fn check_same(&self, filler: &Filler<'_>, to: &Dir, name: &[u8], node: &Node) -> StepResult<()> {
         if self.same && filler.leads_to(to, name, node)? {
             return Err(Trouble::new(Exit::Usage, "this is the same file"));
+        }
+        Ok(())
+    }
+
+    /// Refuses to put a link, which is at `path`, in the place of the file that it leads to.
+    fn check_link(&self, to: &Dir, name: &[u8], link: &Node, path: &[u8]) -> StepResult<()> {
+        if !self.same || !link.file_type().is_symlink() {
+            return Ok(());
+        }
+        let Some(there) = to.lookup(name)? else { return Ok(()) };
+        let leads_there = || self.volume.lookup(path).is_ok_and(|file| file.ino() == there.ino());
+        if !there.file_type().is_symlink() && leads_there() {
+            return Err(Trouble::new(Exit::Usage, "this link leads to the file that it would replace"));
         }
         Ok(())
     }

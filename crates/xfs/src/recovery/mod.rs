@@ -44,6 +44,7 @@ pub use chains::{LoggedChain, LoggedIntent, unfinished_chains};
 pub(crate) use cow_leftovers::free_staged;
 pub use report::{Counts, Report};
 pub(crate) use scratch::finish_in_memory;
+pub use scratch::in_memory;
 
 use crate::error::{Error, Result};
 use crate::log::{check_headers, check_record_size};

@@ -25,14 +25,18 @@ struct Scratch {
     pages: RwLock<BTreeMap<u64, Box<[u8; PAGE]>>>,
 }
 
+/// A device that keeps in memory whatever is written to it.
+pub fn in_memory(below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    Arc::new(Scratch { below, pages: RwLock::default() })
+}
+
 /// Finishes the intents of a volume's log in memory. `finish` does so as a writer, and closes the volume. Returns the
 /// resulting volume, for reading, and the report.
 pub(crate) fn finish_in_memory(
     device: &Arc<dyn BlockDevice>,
     finish: impl FnOnce(Arc<dyn BlockDevice>) -> Result<Option<Report>>,
 ) -> Result<(Arc<dyn BlockDevice>, Report)> {
-    let pages = RwLock::default();
-    let scratch: Arc<dyn BlockDevice> = Arc::new(Scratch { below: Arc::clone(device), pages });
+    let scratch = in_memory(Arc::clone(device));
     let report = finish(Arc::clone(&scratch))?;
     let report = report.ok_or_else(|| Error::CannotRecover("its log is clean".to_owned()))?;
     Ok((scratch, Report { written: false, ..report }))
