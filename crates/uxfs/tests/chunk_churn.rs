@@ -7,7 +7,7 @@ mod common;
 
 use blockdev::{BlockDevice, Durability, Fate, Means, MemoryDevice, PowerCuts, Recorder, Rewind};
 use common::devices::copy;
-use common::files::image_of;
+use common::files::{image_of, number, seeds};
 use common::{mounted, repair_finds_nothing};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -296,7 +296,7 @@ fn run(seed: u64, kernel_looks: usize, looks: usize) {
     let stage = Arc::new(Rewind::new(copy(&*device)));
     let recorder = Arc::new(Recorder::new(device));
     let volume = Volume::open_device(config.means.of(recorder.clone()), &how).expect("clean");
-    let steps = std::env::var("UXFS_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(1200);
+    let steps = number("UXFS_STEPS").unwrap_or(1200) as usize;
     let logs: Vec<Log> = std::thread::scope(|scope| {
         let (volume, recorder) = (&volume, &recorder);
         let block = config.block as usize;
@@ -469,9 +469,7 @@ fn cut_again(
 #[test]
 #[ignore = "needs root and xfsprogs"]
 fn chunks_come_and_go() {
-    let from = std::env::var("UXFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    let runs: u64 = std::env::var("UXFS_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(1);
-    for seed in from..from + runs {
+    for seed in seeds(1) {
         run(seed, 5, 60);
     }
 }

@@ -7,7 +7,7 @@ mod common;
 
 use blockdev::{BlockDevice, Durability, Fate, Means, MemoryDevice, PowerCuts, Recorder, Rewind};
 use common::devices::copy;
-use common::files::image_of;
+use common::files::{image_of, number, seeds};
 use common::{mounted, repair_finds_nothing};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -318,7 +318,7 @@ fn run(seed: u64, looks: usize, kernel_looks: usize) {
     let stage = Arc::new(Rewind::new(copy(&*device)));
     let recorder = Arc::new(Recorder::new(device));
     let volume = Volume::open_device(means.of(recorder.clone()), &how).expect("clean");
-    let steps = std::env::var("UXFS_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(1500);
+    let steps = number("UXFS_STEPS").unwrap_or(1500) as usize;
     let logs: Vec<Log> = std::thread::scope(|scope| {
         let (volume, recorder) = (&volume, &recorder);
         let threads: Vec<_> = (0..THREADS)
@@ -370,9 +370,7 @@ fn run(seed: u64, looks: usize, kernel_looks: usize) {
 #[test]
 #[ignore = "needs root and xfsprogs"]
 fn trees_grow_and_shrink() {
-    let from = std::env::var("UXFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    let runs: u64 = std::env::var("UXFS_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(1);
-    for seed in from..from + runs {
+    for seed in seeds(1) {
         run(seed, 50, 5);
     }
 }

@@ -14,7 +14,7 @@ impl Random {
     /// Seeded from UXFS_SEED or the clock; prints the seed, which the harness shows if the test fails.
     pub fn seeded() -> Self {
         let now = || std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
-        let seed = std::env::var("UXFS_SEED").ok().map_or_else(now, |seed| seed.parse().expect("UXFS_SEED"));
+        let seed = number("UXFS_SEED").unwrap_or_else(now);
         println!("replay with UXFS_SEED={seed}");
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
@@ -25,6 +25,17 @@ impl Random {
         self.0 ^= self.0 >> 27;
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) % bound
     }
+}
+
+/// The number in a variable of the environment, if it is set.
+pub fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{variable}: {value}")))
+}
+
+/// The seeds of a campaign: from UXFS_SEED on, and as many as UXFS_RUNS says, or `runs`.
+pub fn seeds(runs: u64) -> std::ops::Range<u64> {
+    let from = number("UXFS_SEED").unwrap_or(1);
+    from..from + number("UXFS_RUNS").unwrap_or(runs)
 }
 
 /// What a program says that must not fail.
