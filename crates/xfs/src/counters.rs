@@ -74,9 +74,8 @@ impl Counters {
             return Ok(());
         }
         self.free_blocks
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
-                let left = free - count;
-                (left >= self.set_aside.load(Ordering::Relaxed)).then_some(left)
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| {
+                (self.unreserved(free) >= count).then_some(free - count)
             })
             .map(drop)
             .map_err(|_| Error::NoSpace)
@@ -84,18 +83,23 @@ impl Counters {
 
     /// Reserves up to this many blocks, as many as there are.
     pub(crate) fn reserve_some(&self, most: u64) -> u64 {
-        let set_aside = self.set_aside.load(Ordering::Relaxed);
-        let wanted = |free: i64| most.cast_signed().min(free - set_aside).max(0);
-        let before = self
-            .free_blocks
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free - wanted(free)));
-        before.map_or(0, |free| wanted(free).cast_unsigned())
+        let mut some = 0;
+        let _always = self.free_blocks.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| {
+            some = most.cast_signed().min(self.unreserved(free)).max(0);
+            Some(free - some)
+        });
+        some.cast_unsigned()
+    }
+
+    /// Of this many free blocks, those that can be reserved. [`apply`](Self::apply) says why the order is enough.
+    fn unreserved(&self, free: i64) -> i64 {
+        free - self.set_aside.load(Ordering::Acquire)
     }
 
     /// Gives back what was reserved and not used.
     pub(crate) fn return_blocks(&self, count: u64) {
         if count > 0 {
-            self.free_blocks.fetch_add(count.cast_signed(), Ordering::Relaxed);
+            self.free_blocks.fetch_add(count.cast_signed(), Ordering::AcqRel);
         }
     }
 
@@ -106,12 +110,18 @@ impl Counters {
 
     /// Applies what a transaction committed. Blocks that it took left the counter when they were reserved.
     pub(crate) fn apply(&self, delta: &Delta) {
-        self.return_blocks(delta.freed);
-        if delta.from_ag_reservation != 0 {
-            self.free_blocks.fetch_sub(delta.from_ag_reservation, Ordering::Relaxed);
+        // More is set aside before there is more, and less after there is less: whoever sees one of the two sees too
+        // few blocks, never too many.
+        let set_aside = delta.space_trees - delta.from_ag_reservation;
+        if set_aside > 0 {
+            self.set_aside.fetch_add(set_aside, Ordering::AcqRel);
         }
-        if delta.space_trees != delta.from_ag_reservation {
-            self.set_aside.fetch_add(delta.space_trees - delta.from_ag_reservation, Ordering::Relaxed);
+        let free = delta.freed.cast_signed() - delta.from_ag_reservation;
+        if free != 0 {
+            self.free_blocks.fetch_add(free, Ordering::AcqRel);
+        }
+        if set_aside < 0 {
+            self.set_aside.fetch_add(set_aside, Ordering::AcqRel);
         }
         if delta.inodes != 0 {
             self.inodes.fetch_add(delta.inodes, Ordering::Relaxed);
@@ -140,5 +150,29 @@ mod tests {
         counters.apply(&Delta { taken: 50, inodes: 64, free_inodes: 63, ..Delta::default() });
         counters.apply(&Delta { freed: 5, ..Delta::default() });
         assert_eq!((counters.free_blocks(), counters.inodes(), counters.free_inodes()), (55, 128, 73));
+    }
+
+    /// What a commit frees for the free space trees themselves is nobody's, not even for a moment.
+    #[cfg(not(shuttle))]
+    #[test]
+    fn nobody_reserves_what_a_commit_sets_aside() {
+        use std::sync::atomic::AtomicBool;
+        let counters = Counters::new(100, 0, 0, 100);
+        let ends = AtomicBool::new(false);
+        let taken = std::thread::scope(|scope| {
+            let taker = scope.spawn(|| {
+                let mut taken = 0;
+                while !ends.load(Ordering::Relaxed) {
+                    taken += u64::from(counters.reserve_blocks(1).is_ok());
+                }
+                taken
+            });
+            for _ in 0..3_000_000 {
+                counters.apply(&Delta { freed: 1, space_trees: 1, ..Delta::default() });
+            }
+            ends.store(true, Ordering::Relaxed);
+            taker.join().expect("no panic")
+        });
+        assert_eq!(taken, 0, "there was never a block to reserve");
     }
 }

@@ -9,15 +9,15 @@
 //! ```
 //! A crash blurs this: up to [`IN_FLIGHT_BLOCKS`] may have been in flight, and were written in any order,
 //! so that blocks of the older cycle are left as holes before the head. Everything after the first hole
-//! counts as not written; so is a last record that is not whole or (v5) whose checksum is wrong. Records before the
-//! tail that the newest one names are needed by nobody: whatever became of them takes nothing along.
+//! counts as not written; so is a last record that is not whole, whose header is bad, or (v5) whose checksum is wrong.
+//! Records before the tail that the newest one names are needed by nobody: whatever became of them takes nothing along.
 //!
 //! Bounds: reads about `log2(blocks)` single blocks, [`IN_FLIGHT_BLOCKS`] in chunks, and a few dozen records
 //! at most.
 
 use super::record::{
-    BLOCK_SIZE, LogIdentity, MAX_RECORD_SIZE, RECORD_MAGIC, RecordHeader, block_cycle, is_unmount_record,
-    verify_checksum,
+    BLOCK_SIZE, LogIdentity, MAX_RECORD_SIZE, RECORD_MAGIC, RecordHeader, UUID, block_cycle,
+    is_unmount_record, verify_checksum,
 };
 use crate::error::FormatError;
 use crate::types::Lsn;
@@ -98,6 +98,40 @@ struct Log<F> {
 struct Placed {
     at: u32,
     header: RecordHeader,
+}
+
+/// A block that begins as a record's header does.
+struct Found {
+    at: u32,
+    header: Result<RecordHeader, FormatError>,
+}
+
+impl Found {
+    fn new(at: u32, block: &[u8], identity: &LogIdentity) -> Self {
+        let header = RecordHeader::check(block, identity).copied().and_then(|header| {
+            let (found, expected) = (header.lsn(), lsn(header.cycle.get(), at));
+            if found == expected {
+                Ok(header)
+            } else {
+                Err(FormatError::mismatch(LOG, "LSN", found.0, expected.0))
+            }
+        });
+        Self { at, header }
+    }
+
+    /// Whether this can be the record before another one. A bad header does not say.
+    fn may_precede(&self, next: &Placed) -> bool {
+        self.header.as_ref().map_or(true, |header| header.lsn() < next.header.lsn())
+    }
+
+    /// The LSN that a record here has if it lies before another one.
+    fn lsn_before(&self, next: &Placed) -> Lsn {
+        lsn(next.header.cycle.get() - u32::from(self.at >= next.at), self.at)
+    }
+}
+
+fn lsn(cycle: u32, block: u32) -> Lsn {
+    Lsn(u64::from(cycle) << 32 | u64::from(block))
 }
 
 impl<E, F> Log<F>
@@ -189,7 +223,7 @@ where
     }
 
     /// The nearest record header before `head`.
-    fn record_before(&mut self, head: u32) -> Result<Placed, E> {
+    fn record_before(&mut self, head: u32) -> Result<Found, E> {
         let reach = RECORD_BLOCKS_MAX.min(self.blocks);
         let mut looked = 0;
         while looked < reach {
@@ -198,8 +232,8 @@ where
             let bytes = self.read_round(from % self.blocks, count)?;
             for (index, block) in bytes.chunks_exact(BLOCK_SIZE).enumerate().rev() {
                 if block.starts_with(&RECORD_MAGIC.to_be_bytes()) {
-                    let header = *RecordHeader::check(block, &self.identity)?;
-                    return Ok(Placed { at: (from % self.blocks + index as u32) % self.blocks, header });
+                    let at = (from % self.blocks + index as u32) % self.blocks;
+                    return Ok(Found::new(at, block, &self.identity));
                 }
             }
             looked += count;
@@ -211,29 +245,40 @@ where
         ((u64::from(record.at) + u64::from(record.header.total_blocks())) % u64::from(self.blocks)) as u32
     }
 
-    /// The newest complete record, going back from `head`.
-    fn last_whole_record(&mut self, mut head: u32) -> Result<Placed, E> {
+    /// The newest complete record, going back from `head`. The log of another volume is refused by its newest record, as
+    /// a kernel does.
+    fn last_whole_record(&mut self, head: u32) -> Result<Placed, E> {
+        let problem = self.record_before(head)?.header.err();
+        if let Some(problem) = problem.clone().filter(|problem| problem.check == UUID) {
+            return Err(problem.into());
+        }
+        self.whole_record_before(head).map_err(|error| problem.map_or(error, E::from))
+    }
+
+    /// The nearest complete record before `head`.
+    fn whole_record_before(&mut self, mut head: u32) -> Result<Placed, E> {
         for _ in 0..=RECORDS_IN_FLIGHT {
-            let record = self.record_before(head)?;
-            if self.end_of(&record) == head {
-                return Ok(record);
+            let Found { at, header } = self.record_before(head)?;
+            if let Ok(header) = header {
+                let record = Placed { at, header };
+                if self.end_of(&record) == head {
+                    return Ok(record);
+                }
             }
-            head = record.at;
+            head = at;
         }
         Err(FormatError::value(LOG, "end: no whole record", head.into()).into())
     }
 
-    /// The newest record that has only records with right checksums before it, as far back as it needs them and as a
-    /// crash can reach.
+    /// The newest record that has only good records before it, as far back as it needs them and as a crash can reach.
     fn without_torn_records(&mut self, last: Placed) -> Result<Placed, E> {
         let mut newest_good = last;
         let mut record = last;
         for _ in 0..RECORDS_IN_FLIGHT {
-            let bytes = self.read_round(record.at, record.header.total_blocks())?;
-            let good = verify_checksum(&record.header, &bytes, &self.identity).is_ok();
+            let good = self.has_right_checksum(&record)?;
             // The log's first record has none before it.
-            let previous = self.record_before(record.at).ok();
-            let Some(previous) = previous.filter(|p| p.header.lsn() < record.header.lsn()) else {
+            let previous = self.record_before(record.at).ok().filter(|found| found.may_precede(&record));
+            let Some(previous) = previous else {
                 return if good {
                     Ok(newest_good)
                 } else {
@@ -241,15 +286,28 @@ where
                         .into())
                 };
             };
-            if !good {
-                newest_good = previous;
-            }
-            if previous.header.lsn() < newest_good.header.tail_lsn() {
+            if good && previous.lsn_before(&record) < newest_good.header.tail_lsn() {
                 return Ok(newest_good);
             }
-            record = previous;
+            let torn = !good || previous.header.is_err();
+            record = match previous.header {
+                Ok(header) => Placed { at: previous.at, header },
+                Err(_) => self.whole_record_before(previous.at)?,
+            };
+            if torn {
+                newest_good = record;
+            }
         }
         Ok(newest_good)
+    }
+
+    fn has_right_checksum(&mut self, record: &Placed) -> Result<bool, E> {
+        let blocks = record.header.total_blocks();
+        if blocks > self.blocks {
+            return Ok(false);
+        }
+        let bytes = self.read_round(record.at, blocks)?;
+        Ok(verify_checksum(&record.header, &bytes, &self.identity).is_ok())
     }
 
     fn ends(&mut self, last: &Placed) -> Result<LogEnds, E> {

@@ -28,6 +28,8 @@ const FORMAT_LINUX_LE: u32 = 1;
 const UNPADDED_HEADER: usize = 324;
 
 const RECORD: &str = "log record";
+/// The check that a record of another volume fails.
+pub(super) const UUID: &str = "UUID";
 
 /// `xlog_rec_header`. Big-endian, except for the checksum.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
@@ -137,7 +139,7 @@ impl RecordHeader {
             return bad("byte order of its host", self.fmt.get(), FORMAT_LINUX_LE);
         }
         if self.fs_uuid != [0; 16] && self.fs_uuid != identity.uuid.0 {
-            return Err(FormatError::new(RECORD, "UUID"));
+            return Err(FormatError::new(RECORD, UUID));
         }
         if self.cycle.get() == 0 || (self.lsn.get() >> 32) as u32 != self.cycle.get() {
             return bad("cycle", self.cycle.get(), (self.lsn.get() >> 32) as u32);
