@@ -39,7 +39,7 @@ pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
 
 /// The same, with what was only `in_memory` before the version was read.
 pub(crate) fn metadata_in_memory(volume: &Volume, in_memory: &InMemory, inode: &Inode) -> Metadata {
-    let (mtime, ctime) = in_memory.times(inode);
+    let (mtime, ctime) = in_memory.times(inode, volume.still_time());
     let metadata = metadata(volume, inode);
     let unmapped = in_memory.blocks.saturating_mul(u64::from(metadata.block_size) / 512);
     Metadata {

@@ -285,7 +285,7 @@ pub fn mark_unwritten(
         let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
         // Otherwise a kernel would free what lies past the end.
         core.flags |= InodeFlags::PREALLOC;
-        (core.mtime, core.ctime) = (now, now);
+        mount.touch(core, true, now);
         trans.commit()?;
     }
     Ok(())
@@ -351,10 +351,11 @@ pub(super) fn convert_in_parts(
 /// Sets the file's size and times with the last conversion of a write.
 fn finish_write(trans: &mut Trans<'_>, ino: InodeNumber, size: Option<u64>, changed: ChangedAt) {
     // A time that was noted goes into any inode that is changed.
+    let mount = trans.mount();
     let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
     core.size = size.map_or(core.size, |size| core.size.max(size));
     if let ChangedAt::Time(now) = changed {
-        (core.mtime, core.ctime) = (now, now);
+        mount.touch(core, true, now);
     }
 }
 

@@ -116,7 +116,7 @@ pub fn exchange_blocks(mount: &Arc<Mount>, exchange: &ExchangeBlocks<'_>) -> Res
     let shares = files.iter().any(|entry| trans.inode(entry.ino()).is_reflinked());
     for entry in &files {
         let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
-        (core.mtime, core.ctime) = (exchange.now, exchange.now);
+        mount.touch(core, true, exchange.now);
         core.flags2.set(InodeFlags2::REFLINK, shares);
     }
     let generations = exchange.files.map(|entry| trans.inode(entry.ino()).core().generation);

@@ -56,14 +56,14 @@ pub struct ReflinkEnd {
 
 impl Reflink<'_> {
     /// Applies the final changes to the destination's inode.
-    fn end_of(&self, core: &mut InodeCore) {
+    fn end_of(&self, mount: &Mount, core: &mut InodeCore) {
         let Some(end) = self.end else { return };
         core.size = core.size.max(self.size);
         if let Some(hint) = end.hint {
             core.flags2 |= InodeFlags2::COWEXTSIZE;
             core.cowextsize = hint;
         }
-        (core.mtime, core.ctime) = (end.now, end.now);
+        mount.touch(core, true, end.now);
     }
 }
 
@@ -128,7 +128,7 @@ fn share_nothing(mount: &Arc<Mount>, share: &Reflink<'_>) -> Result<()> {
     join_file(&mut trans, share.to)?;
     let core = trans.inode_mut(share.to.ino(), InodeFields::CORE).core_mut();
     core.flags2 |= InodeFlags2::REFLINK;
-    share.end_of(core);
+    share.end_of(mount, core);
     trans.commit()?;
     Ok(())
 }
@@ -232,10 +232,10 @@ fn share_piece(mount: &Arc<Mount>, share: &Reflink<'_>, map: &ReflinkPiece, is_l
     core.size = core.size.max(share.size.min(end));
     if let Some(end) = share.end {
         // Nobody may take a part of it for the old content.
-        (core.mtime, core.ctime) = (end.now, end.now);
+        mount.touch(core, true, end.now);
     }
     if is_last {
-        share.end_of(core);
+        share.end_of(mount, core);
     }
     trans.commit()?;
     Ok(())

@@ -39,7 +39,7 @@ pub fn remove_blocks(
     if entry.snapshot().is_reflinked() {
         limits::check_room_to_cut(mount, entry, &blocks)?;
     }
-    remove_blocks_and(mount, entry, blocks, |core| (core.mtime, core.ctime) = (now, now))
+    remove_blocks_and(mount, entry, blocks, |core| mount.touch(core, true, now))
 }
 
 /// The same, with another change of the inode. Its times stay.
@@ -125,7 +125,7 @@ pub fn truncate_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, size: u64, n
         if !is_cut {
             let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
             core.size = size;
-            (core.mtime, core.ctime) = (now, now);
+            mount.touch(core, true, now);
             is_cut = true;
         }
         trans.commit()?;

@@ -20,7 +20,7 @@ pub fn set_size(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, size: u64, now: Tim
     join_file(&mut trans, entry)?;
     let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
     core.size = size;
-    (core.mtime, core.ctime) = (now, now);
+    mount.touch(core, true, now);
     trans.commit()?;
     Ok(())
 }
@@ -43,7 +43,7 @@ pub fn space_set_aside(
     core.flags |= InodeFlags::PREALLOC;
     if let Some(size) = grows(core) {
         core.size = size;
-        (core.mtime, core.ctime) = (now, now);
+        mount.touch(core, true, now);
     }
     trans.commit()?;
     Ok(())

@@ -51,7 +51,7 @@ pub fn insert_blocks(
     bmap::split_map(&mut trans, entry.ino(), blocks.start)?;
     let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
     core.size = size;
-    (core.mtime, core.ctime) = (now, now);
+    mount.touch(core, true, now);
     trans.commit()?;
     let by = (blocks.end.0 - blocks.start.0).cast_signed();
     shift_blocks(mount, entry, blocks.start..BLOCKS_END, by)

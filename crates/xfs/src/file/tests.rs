@@ -372,6 +372,5 @@ fn times_of_what_is_written_back_are_those_of_the_write() {
     imap.map.overwritten();
     delalloc::convert_written_back(&imap.volume, imap.entry(), blocks(2..4), Some(4 * BLOCK)).unwrap();
     assert!(core().mtime > before.mtime && core().size == 4 * BLOCK);
-    let life = imap.entry().snapshot().life();
-    assert_eq!(imap.entry().overwritten().get(life), None, "the inode knows");
+    assert_eq!(imap.entry().overwritten().get(&imap.entry().snapshot()), None, "the inode knows");
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// log.
 pub fn log_times(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
     let inode = entry.snapshot();
-    let Some(noted) = entry.overwritten().get(inode.life()) else { return Ok(()) };
+    let Some(noted) = entry.overwritten().get(&inode) else { return Ok(()) };
     let known = (inode.mtime(), inode.ctime());
     // It stays noted: if an earlier time is logged meanwhile, this one must be logged afterwards.
     if after_overwrite(known, mount.still_time().unwrap_or(noted)) == known {
@@ -23,7 +23,7 @@ pub fn log_times(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
     let mut trans = Trans::start(mount, ReservationBuilder::new(mount.geometry()).inodes(1).build())?;
     join_file(&mut trans, entry)?;
     // Whoever had the inode locked before may have logged it.
-    if entry.overwritten().get(trans.inode(entry.ino()).life()).is_none() {
+    if entry.overwritten().get(trans.inode(entry.ino())).is_none() {
         return Ok(());
     }
     // Every change puts it there.

@@ -396,6 +396,19 @@ impl InodeEntry {
         InMemory { size, blocks, overwritten: self.looked.overwritten.read() }
     }
 
+    /// The same, with the version to add it to. Both are of one file.
+    #[inline]
+    pub(crate) fn in_memory_with_version(&self) -> (InMemory, Snapshot<Inode>) {
+        let mut life = self.snapshot().life();
+        loop {
+            let (in_memory, inode) = (self.in_memory(), self.snapshot());
+            if inode.life() == life {
+                return (in_memory, inode);
+            }
+            life = inode.life();
+        }
+    }
+
     /// Its weight in bytes as the cache knows it.
     pub(crate) fn weighed(&self) -> u64 {
         self.weighed.load(Ordering::Relaxed)

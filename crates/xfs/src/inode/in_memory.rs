@@ -1,8 +1,8 @@
 //! What only memory knows of a file, beside the committed version of its inode.
 //!
 //! Invariant: it is read before the version that it is added to. What a commit puts into a version stays here until that
-//! version is published, so that nothing is missed. What is in both for that moment does no harm to size and times;
-//! blocks that are being allocated are counted twice.
+//! version is published, so that nothing is missed. What is in both for that moment does no harm to the size; a version
+//! says which times it has; blocks that are being allocated are counted twice.
 
 use super::Inode;
 use super::lazy_time::{NotedTime, after_overwrite};
@@ -19,12 +19,12 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// Times of modification and change with this version of the inode.
+    /// Times of modification and change with this version of the inode, on a volume whose clock may stand still.
     #[inline]
-    pub fn times(&self, inode: &Inode) -> (Timestamp, Timestamp) {
+    pub fn times(&self, inode: &Inode, still: Option<Timestamp>) -> (Timestamp, Timestamp) {
         let known = (inode.mtime(), inode.ctime());
-        match self.overwritten.of(inode.life()) {
-            Some(time) => after_overwrite(known, time),
+        match self.overwritten.since(inode) {
+            Some(time) => after_overwrite(known, still.unwrap_or(time)),
             None => known,
         }
     }

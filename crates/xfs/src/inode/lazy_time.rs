@@ -1,19 +1,28 @@
 //! When a file's content was last overwritten without a transaction, until the inode is updated.
 //!
 //! Invariants:
-//! - noting a time costs two loads. It stores only if the system's coarse clock has ticked since the last note, so
-//!   threads that overwrite one file do not pass a cache line to and fro;
+//! - noting a time costs two loads. It stores only if the system's coarse clock has ticked since the last note, or if
+//!   that one is being told, so threads that overwrite one file do not pass a cache line to and fro;
 //! - a noted time never goes back, whoever notes it: who was interrupted has an earlier one;
 //! - a time stays noted until a version of the inode with it is committed. Every change of the inode puts it there
 //!   first. So whoever reads this first, and the committed version afterwards, misses no time;
+//! - each version says up to which note it knows. What it knows counts no more: another time may have been set by hand
+//!   behind it. From before a version is published, an overwrite makes a note that this version does not know;
 //! - a time belongs to one life of the inode's number. A later file never gets it.
 
-use super::Life;
+use super::{Inode, Life};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::timestamp::Timestamp;
 
 const NANOS: u64 = 1_000_000_000;
+
+/// The bits of a note that are no time. In those that are left, a coarse clock loses nothing.
+const STATE: u64 = 3;
+/// A version with this time is about to be published.
+const BEING_TOLD: u64 = 1;
+/// It is published.
+const TOLD: u64 = 2;
 
 /// Times of modification and change of a file that was overwritten at `time`. `known` are those in the inode.
 ///
@@ -27,8 +36,8 @@ pub(crate) fn after_overwrite(known: (Timestamp, Timestamp), time: Timestamp) ->
 /// A time that the inode does not know yet.
 #[derive(Debug, Default)]
 pub struct LazyTime {
-    /// Nanoseconds since 1970; 0 for none.
-    nanos: AtomicU64,
+    /// The last note: nanoseconds since 1970, in steps of four, and what has become of it. 0 for none.
+    note: AtomicU64,
     /// The file that it belongs to.
     life: AtomicU64,
 }
@@ -38,36 +47,39 @@ impl LazyTime {
     #[inline]
     pub fn note(&self, life: Life) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        // A clock that was never set must still give a time other than 0.
         let now = u64::try_from(now.tv_sec).unwrap_or(0) * NANOS + u64::try_from(now.tv_nsec).unwrap_or(0);
-        let now = now.max(1);
-        let known = self.nanos.load(Ordering::Acquire);
+        // A clock that was never set must still give a time other than 0.
+        let now = (now & !STATE).max(STATE + 1);
+        let known = self.note.load(Ordering::Acquire);
         match self.life.load(Ordering::Relaxed).cmp(&life.to_bits()) {
             // The file is gone.
             Greater => return,
-            Equal if known >= now => return,
+            Equal if known >= now && known & STATE == 0 => return,
             Equal => {}
             Less => {
                 // What was known is of an earlier file, unless somebody has noted a time of this one meanwhile.
-                let _ = self.nanos.compare_exchange(known, 0, Ordering::Relaxed, Ordering::Relaxed);
+                let _ = self.note.compare_exchange(known, 0, Ordering::Relaxed, Ordering::Relaxed);
                 // Whoever sees this before the new time runs beside an overwrite.
                 self.life.store(life.to_bits(), Ordering::Release);
             }
         }
+        // What is told counts no more, whatever the clock says.
+        let next = if known & STATE == 0 { now } else { now.max((known | STATE) + 1) };
         // Release: whoever sees the time sees whose it is.
-        self.nanos.fetch_max(now, Ordering::Release);
+        self.note.fetch_max(next, Ordering::Release);
     }
 
-    /// Whether there is a time, of whatever life.
+    /// Whether there is a time, of whatever life, that is in no version.
     #[inline]
     pub fn is_noted(&self) -> bool {
         // Acquire: what is no longer noted is in a version.
-        self.nanos.load(Ordering::Acquire) != 0
+        let note = self.note.load(Ordering::Acquire);
+        note != 0 && note & STATE != TOLD
     }
 
-    /// The time, if the inode does not know it yet.
-    pub fn get(&self, life: Life) -> Option<Timestamp> {
-        self.read().of(life)
+    /// The time, if this version of the inode does not know it yet.
+    pub fn get(&self, inode: &Inode) -> Option<Timestamp> {
+        self.read().since(inode)
     }
 
     /// What is noted, of whatever life. Read it before the version that is to be looked at with it.
@@ -75,33 +87,48 @@ impl LazyTime {
     pub(crate) fn read(&self) -> NotedTime {
         // First the life: who begins a new one has let the earlier time go before.
         let life = self.life.load(Ordering::Acquire);
-        NotedTime { nanos: self.nanos.load(Ordering::Acquire), life }
+        NotedTime { note: self.note.load(Ordering::Acquire), life }
     }
 
-    /// What was noted is in the committed inode, or a later time, or one that was set by hand behind it. To be called
-    /// before the inode is unlocked: whoever locks it next would log the time again.
+    /// A version that knows this note is about to be published. Overwrites from now on make another one.
+    pub(crate) fn tell(&self, noted: NotedTime) {
+        // AcqRel: whoever made a later note has overwritten before.
+        let _ = self.note.compare_exchange(
+            noted.note,
+            noted.note | BEING_TOLD,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+    }
+
+    /// The version is published. To be called before the inode is unlocked: whoever locks it next would log the time
+    /// again.
     pub(crate) fn told(&self, noted: NotedTime) {
+        let (before, after) = (noted.note | BEING_TOLD, noted.note | TOLD);
         // Another time that was noted meanwhile stays. Release: whoever misses the time sees the version.
-        let _ = self.nanos.compare_exchange(noted.nanos, 0, Ordering::Release, Ordering::Relaxed);
+        let _ = self.note.compare_exchange(before, after, Ordering::Release, Ordering::Relaxed);
     }
-}
-
-fn time(nanos: u64) -> Option<Timestamp> {
-    let (seconds, nanoseconds) = ((nanos / NANOS).cast_signed(), (nanos % NANOS) as u32);
-    (nanos != 0).then_some(Timestamp { seconds, nanoseconds })
 }
 
 /// What was noted at some moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NotedTime {
-    nanos: u64,
+    note: u64,
     life: u64,
 }
 
 impl NotedTime {
-    /// The time, if it is of this life.
+    /// The time, if it is of the file of this version, which does not know it.
     #[inline]
-    pub(crate) fn of(self, life: Life) -> Option<Timestamp> {
-        if self.life == life.to_bits() { time(self.nanos) } else { None }
+    pub(crate) fn since(self, inode: &Inode) -> Option<Timestamp> {
+        let is_known = self.life != inode.life().to_bits() || self.note <= inode.known_note();
+        let nanos = self.note & !STATE;
+        let (seconds, nanoseconds) = ((nanos / NANOS).cast_signed(), (nanos % NANOS) as u32);
+        (!is_known).then_some(Timestamp { seconds, nanoseconds })
+    }
+
+    /// What a version says that knows this.
+    pub(super) fn as_known(self) -> u64 {
+        self.note | STATE
     }
 }

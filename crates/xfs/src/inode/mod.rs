@@ -58,6 +58,8 @@ pub struct Inode {
     map_seq: u64,
     /// Which of the files with this number it is.
     life: Life,
+    /// The last note of an overwrite that is in its times; see [`LazyTime`](lazy_time::LazyTime).
+    known_note: u64,
     /// A file that was made without a name and has had none so far (O_TMPFILE).
     nameless: bool,
 }
@@ -72,7 +74,17 @@ impl Inode {
             .ok_or_else(|| wrap(FormatError::new("inode", "mode: free, and in use for the inode tree")))?;
         let data = ForkState::new(&core.data, bytes, Some(core.size));
         let attr = core.attr.as_ref().map(|info| ForkState::new(info, bytes, None));
-        Ok(Self { ino, core, data, attr, free: false, map_seq: 0, life: Life::FIRST, nameless: false })
+        Ok(Self {
+            ino,
+            core,
+            data,
+            attr,
+            free: false,
+            map_seq: 0,
+            life: Life::FIRST,
+            known_note: 0,
+            nameless: false,
+        })
     }
 
     /// Its number.
@@ -207,6 +219,16 @@ impl Inode {
         self.life
     }
 
+    /// The last note of an overwrite that it knows.
+    fn known_note(&self) -> u64 {
+        self.known_note
+    }
+
+    /// Its times know this note.
+    pub(crate) fn knows_note(&mut self, noted: NotedTime) {
+        self.known_note = noted.as_known();
+    }
+
     /// Whether it was made without a name and has had none so far. Only then may it still get one.
     pub(crate) fn is_nameless(&self) -> bool {
         self.nameless
@@ -231,7 +253,7 @@ impl Inode {
     pub(crate) fn fresh(ino: InodeNumber, core: InodeCore, free: bool) -> Self {
         let data = ForkState::with(core.data.format, 0, Box::default(), None);
         let (life, nameless) = (Life::FIRST, false);
-        let mut inode = Self { ino, core, data, attr: None, free, map_seq: 0, life, nameless };
+        let mut inode = Self { ino, core, data, attr: None, free, map_seq: 0, life, known_note: 0, nameless };
         inode.core.attr = None;
         inode.core.data.nextents = 0;
         inode

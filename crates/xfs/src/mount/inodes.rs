@@ -45,8 +45,7 @@ impl Mount {
     /// looked up recently. An inode that is being freed is an error, too.
     pub fn look_at_inode<R>(&self, ino: InodeNumber, work: impl FnOnce(&InMemory, &Inode) -> R) -> Result<R> {
         let look = |entry: &InodeEntry| {
-            let in_memory = entry.in_memory();
-            let inode = entry.snapshot();
+            let (in_memory, inode) = entry.in_memory_with_version();
             entry.is_in_use(&inode).then(|| work(&in_memory, &inode)).ok_or(Error::NoSuchInode(ino))
         };
         let recent = self.recent.find(ino);

@@ -37,6 +37,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use xfs_format::features::{QuotaFlags, VersionFlags};
 use xfs_format::geometry::Geometry;
+use xfs_format::inode::InodeCore;
 use xfs_format::log::LogEnds;
 use xfs_format::superblock::Superblock;
 use xfs_format::timestamp::Timestamp;
@@ -251,8 +252,18 @@ impl Mount {
         self.still_time().unwrap_or_else(Timestamp::now)
     }
 
+    /// Content (if `content`) and attributes of an inode, which is locked, change: at the time at which the operation
+    /// `began`. If the inode has a later one, of another thread that was faster, or set by hand, the time is now.
+    pub(crate) fn touch(&self, core: &mut InodeCore, content: bool, began: Timestamp) {
+        let is_late = core.ctime.max(core.mtime) > began;
+        core.ctime = if is_late { self.now() } else { began };
+        if content {
+            core.mtime = core.ctime;
+        }
+    }
+
     /// The time at which the clock stands still, if it does.
-    pub(crate) fn still_time(&self) -> Option<Timestamp> {
+    pub fn still_time(&self) -> Option<Timestamp> {
         self.write.as_ref()?.clock
     }
 

@@ -224,7 +224,7 @@ fn who_had_open_what_a_close_has_freed_closes_nothing_else() {
     let open = iomap::open_file(&imap.volume, &new).unwrap();
     map.overwritten();
     drop(map);
-    assert_eq!(new.entry().overwritten().get(new.life()), None);
+    assert_eq!(new.entry().overwritten().get(&new.entry().snapshot()), None);
     imap.remove(b"b");
     assert_eq!((open.inode().is_free(), open.inode().extent_count(ForkKind::Data)), (false, EXTENTS));
     drop((open, old, new));
@@ -256,7 +256,7 @@ fn the_time_of_an_overwrite_is_not_lost_between_two_who_log_it() {
     imap.volume.sync().unwrap();
     let old = file.entry().snapshot().mtime();
     file.entry().overwritten().note(file.life());
-    let time = file.entry().overwritten().get(file.life()).unwrap();
+    let time = file.entry().overwritten().get(&file.entry().snapshot()).unwrap();
     assert!(time > old);
     let journal = &imap.volume.write_side().unwrap().journal;
     std::thread::scope(|scope| {
@@ -293,25 +293,27 @@ fn the_time_of_an_overwrite_is_told_once() {
     };
     overwritten.note(file.life());
     let earlier = overwritten.read();
+    let first = overwritten.get(&file.entry().snapshot()).unwrap();
     overwritten.note(file.life());
     assert!(is_told());
     let time = file.current().unwrap().mtime();
     assert!(!is_told(), "nothing is noted");
-    assert!(earlier.of(file.life()).unwrap() <= time);
+    assert!(first <= time);
     // Another time that is noted by now stays.
     std::thread::sleep(std::time::Duration::from_millis(20));
     overwritten.note(file.life());
-    let later = overwritten.get(file.life()).unwrap();
+    let later = overwritten.get(&file.entry().snapshot()).unwrap();
     assert!(later > time);
+    overwritten.tell(earlier);
     overwritten.told(earlier);
-    assert_eq!(overwritten.get(file.life()), Some(later));
+    assert_eq!(overwritten.get(&file.entry().snapshot()), Some(later));
     assert!(is_told());
     assert_eq!(file.current().unwrap().mtime(), later);
     // What was known no longer holds: another time was set by hand, and the file was overwritten after that.
     let change = Changes { mtime: Some(NOW), ..Changes::default() };
     setattr::change(&imap.volume, &file, &change, NOW).unwrap();
     overwritten.note(file.life());
-    let last = overwritten.get(file.life()).unwrap();
+    let last = overwritten.get(&file.entry().snapshot()).unwrap();
     assert!(is_told());
     assert_eq!(file.current().unwrap().mtime(), last);
     drop(file);
@@ -324,19 +326,19 @@ fn a_change_that_fails_leaves_the_time_of_an_overwrite() {
     let imap = Fixture::new();
     let file = imap.create(b"a");
     file.entry().overwritten().note(file.life());
-    let time = file.entry().overwritten().get(file.life());
+    let time = file.entry().overwritten().get(&file.entry().snapshot());
     let change = Changes { mtime: Some(NOW), extent_size: Some(4097), ..Changes::default() };
     setattr::change(&imap.volume, &file, &change, NOW).expect_err("no whole blocks");
     assert!(time.is_some());
-    assert_eq!(file.entry().overwritten().get(file.life()), time);
+    assert_eq!(file.entry().overwritten().get(&file.entry().snapshot()), time);
     let change = Changes { mtime: Some(NOW), ..Changes::default() };
     setattr::change(&imap.volume, &file, &change, NOW).unwrap();
-    assert_eq!(file.entry().overwritten().get(file.life()), None);
+    assert_eq!(file.entry().overwritten().get(&file.entry().snapshot()), None);
     imap.volume.write_side().unwrap().journal.shutdown(crate::log::ShutdownReason::Flush);
     file.entry().overwritten().note(file.life());
-    let time = file.entry().overwritten().get(file.life());
+    let time = file.entry().overwritten().get(&file.entry().snapshot());
     file::log_times(&imap.volume, file.entry()).expect_err("shut down");
-    assert_eq!(file.entry().overwritten().get(file.life()), time);
+    assert_eq!(file.entry().overwritten().get(&file.entry().snapshot()), time);
 }
 
 /// Regression: a removed file left the time of an overwrite behind, and the next file with its number got it.
@@ -367,16 +369,17 @@ fn the_time_of_an_overwrite_is_of_one_file() {
         let old = imap.create(b"a");
         old.entry().overwritten().note(old.life());
         let noted = old.entry().overwritten().read();
-        assert!(noted.of(old.life()).is_some());
+        assert!(noted.since(&old.entry().snapshot()).is_some());
         imap.remove(b"a");
         let new = match mode {
             0o120_777 => create::symlink(&imap.volume, &imap.root, b"b", b"target", &new(mode)).unwrap(),
             _ => create::create(&imap.volume, &imap.root, b"b", &new(mode)).unwrap(),
         };
         assert_eq!(new.ino(), old.ino(), "or nothing is tested");
-        let shown = || new.entry().in_memory().times(&new.current().unwrap());
+        let shown = || new.entry().in_memory().times(&new.current().unwrap(), None);
         assert_eq!(shown(), (NOW, NOW));
         // Nor does it come when somebody says that it is logged, or who has the old file open overwrites it.
+        old.entry().overwritten().tell(noted);
         old.entry().overwritten().told(noted);
         old.entry().overwritten().note(old.life());
         assert_eq!(shown(), (NOW, NOW));
@@ -394,13 +397,13 @@ fn a_removal_that_fails_leaves_the_time_of_an_overwrite() {
     let imap = Fixture::new();
     let file = imap.create(b"a");
     file.entry().overwritten().note(file.life());
-    let time = file.entry().overwritten().get(file.life());
+    let time = file.entry().overwritten().get(&file.entry().snapshot());
     let mut trans = Trans::start(&imap.volume, remove::reservation_to_remove(&imap.volume).build()).unwrap();
     trans.join_inode(Arc::clone(file.entry()), file.entry().ilock()).unwrap();
     crate::inactive::free(&mut trans, file.ino()).unwrap();
     drop(trans);
     assert!(time.is_some());
-    assert_eq!(file.entry().overwritten().get(file.life()), time);
+    assert_eq!(file.entry().overwritten().get(&file.entry().snapshot()), time);
 }
 
 /// Opening a file also reads it before it is locked. What counts is its state under the lock.

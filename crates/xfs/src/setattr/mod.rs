@@ -117,6 +117,7 @@ pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Changes, now: Tim
         check_cow_extent_size(trans.inode(ino), mount.geometry(), bytes)?;
     }
     let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+    mount.touch(core, false, now);
     set_hints(core, change, mount.geometry());
     if let Some(permissions) = change.permissions {
         core.mode = core.mode & 0o170_000 | permissions & 0o7777;
@@ -127,12 +128,9 @@ pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Changes, now: Tim
     core.mtime = change.mtime.unwrap_or(core.mtime);
     core.crtime = change.crtime.or(core.crtime);
     core.projid = change.project.unwrap_or(core.projid);
-    core.ctime = change.ctime.unwrap_or(now);
+    core.ctime = change.ctime.unwrap_or(core.ctime);
     if let Some(permissions) = change.permissions {
         follow_mode(&mut trans, ino, permissions)?;
-    }
-    if change.mtime.is_some() {
-        trans.mtime_is_set(ino);
     }
     trans.commit()?;
     Ok(())
@@ -338,13 +336,10 @@ fn follow_mode(trans: &mut Trans<'_>, ino: InodeNumber, permissions: u16) -> Res
     Ok(acl::write(&mut fork, AclKind::Access, Some(&list))?)
 }
 
-/// Content (if `content`) and attributes of an inode changed now.
+/// Content (if `content`) and attributes of an inode change by an operation that began then; see [`Mount::touch`].
 pub(crate) fn touch(trans: &mut Trans<'_>, ino: InodeNumber, content: bool, now: Timestamp) {
-    let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
-    core.ctime = now;
-    if content {
-        core.mtime = now;
-    }
+    let mount = trans.mount();
+    mount.touch(trans.inode_mut(ino, InodeFields::CORE).core_mut(), content, now);
 }
 
 impl From<EditError> for Error {

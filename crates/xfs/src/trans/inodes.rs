@@ -9,7 +9,6 @@ use crate::mount::Mount;
 use std::sync::Arc;
 use xfs_format::inode::InodeCore;
 use xfs_format::log::InodeFields;
-use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
 
 /// An inode that a transaction has joined.
@@ -20,11 +19,8 @@ pub(super) struct JoinedInode {
     inode: Arc<Inode>,
     /// What this part of the transaction changed.
     fields: InodeFields,
-    /// The time of an overwrite that only memory knew when this part first changed the inode, and what the inode got
-    /// for it.
-    overwritten: Option<(NotedTime, Timestamp)>,
-    /// Whether the time of modification was set by hand.
-    mtime_is_set: bool,
+    /// The time of an overwrite that only memory knew when this part first changed the inode.
+    overwritten: Option<NotedTime>,
     /// Whether it changed more than times.
     needs_datasync: bool,
     /// Whether it is part of the commit in progress.
@@ -60,12 +56,13 @@ impl JoinedInode {
         self.fields |= fields | InodeFields::CORE;
         let inode = Arc::make_mut(&mut self.inode);
         if let Some(noted) = noted
-            && let Some(time) = noted.of(inode.life())
+            && let Some(time) = noted.since(inode)
         {
             let time = mount.still_time().unwrap_or(time);
             let core = inode.core_mut();
             (core.mtime, core.ctime) = after_overwrite((core.mtime, core.ctime), time);
-            self.overwritten = Some((noted, time));
+            inode.knows_note(noted);
+            self.overwritten = Some(noted);
         }
         inode
     }
@@ -77,11 +74,12 @@ impl JoinedInode {
         }
         self.is_in_commit = true;
         let changed = std::mem::replace(&mut self.fields, InodeFields::empty());
+        let noted = self.overwritten.take();
+        if let Some(noted) = noted {
+            self.entry.overwritten().tell(noted);
+        }
         self.entry.commit(Arc::clone(&self.inode), changed, &self.imap, joining);
-        // An operation that began before the overwrite may have put its own, earlier time there: then it stays noted.
-        let known = self.inode.mtime().min(self.inode.ctime());
-        let is_set = std::mem::take(&mut self.mtime_is_set);
-        if let Some((noted, _)) = self.overwritten.take().filter(|(_, time)| is_set || known >= *time) {
+        if let Some(noted) = noted {
             self.entry.overwritten().told(noted);
         }
     }
@@ -113,7 +111,6 @@ impl Trans<'_> {
             inode,
             fields: none,
             overwritten: None,
-            mtime_is_set: false,
             needs_datasync: false,
             is_in_commit: false,
         });
@@ -183,14 +180,6 @@ impl Trans<'_> {
     pub(crate) fn times_mut(&mut self, ino: InodeNumber) -> &mut InodeCore {
         let mount = self.mount;
         self.joined_mut(ino).change(mount, InodeFields::CORE).core_mut()
-    }
-
-    /// The time of modification of an inode that was changed is set by hand: no overwrite before this counts any more.
-    ///
-    /// # Panics
-    /// If it was not joined.
-    pub(crate) fn mtime_is_set(&mut self, ino: InodeNumber) {
-        self.joined_mut(ino).mtime_is_set = true;
     }
 
     fn joined_mut(&mut self, ino: InodeNumber) -> &mut JoinedInode {
