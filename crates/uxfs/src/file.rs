@@ -180,10 +180,14 @@ impl File {
     }
 
     /// Writes `buf` at byte `offset`: over old data, into a hole, or past the end of the file, which then grows.
-    /// Space is allocated as needed.
+    /// Space is allocated as needed. To a file that was append-only when it was opened, only at its end or behind it,
+    /// wherever that is by then: [`ErrorKind::Protected`].
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
-        self.check_may_write(offset)?;
+        if self.has_grown_by(buf, offset, self.is_buffered)? {
+            return self.written(range_of(buf, offset));
+        }
+        self.check_unprotected()?;
         if self.is_buffered {
             self.data.write_at(offset, buf)?;
         } else if self.overwrite_durably(buf, offset)? {
@@ -198,7 +202,7 @@ impl File {
     /// range of their own.
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
         self.check_writable()?;
-        self.check_may_write(u64::MAX)?;
+        self.check_may_grow()?;
         let at = match self.is_buffered {
             true => self.data.append(buf)?,
             false => self.data.append_past(buf)?,
@@ -211,7 +215,10 @@ impl File {
     /// a whole block past the end of the file, it is [`write_at`](Self::write_at). It is a direct write on any handle.
     pub fn append_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
-        self.check_may_write(offset)?;
+        if self.has_grown_by(buf, offset, false)? {
+            return self.written(range_of(buf, offset));
+        }
+        self.check_unprotected()?;
         self.data.fill_past(offset, buf)?;
         self.written(range_of(buf, offset))
     }
@@ -235,7 +242,7 @@ impl File {
     /// Preallocates space for `range`. Holes in it read as zeroes as before. The file grows to its end, unless
     /// `keep_size`.
     pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
-        self.check_may_write(u64::MAX)?;
+        self.check_may_grow()?;
         let range = self.checked(range)?;
         self.with_room(|| Ok(self.data.allocate(range.clone(), keep_size)?))?;
         self.changed()
@@ -393,11 +400,20 @@ impl File {
     }
 
     /// The same, but an append-only file may grow.
-    fn check_may_write(&self, offset: u64) -> Result<()> {
+    fn check_may_grow(&self) -> Result<()> {
         match self.protection {
-            None => Ok(()),
-            Some(Protection::AppendOnly) if offset >= self.size() => Ok(()),
-            Some(_) => self.check_unprotected(),
+            Some(Protection::AppendOnly) => Ok(()),
+            _ => self.check_unprotected(),
+        }
+    }
+
+    /// A write to a file that was append-only when it was opened, if it begins behind all that is there once the end of
+    /// the file is held. Otherwise nothing is written.
+    fn has_grown_by(&self, buf: &[u8], offset: u64, is_buffered: bool) -> Result<bool> {
+        match self.protection {
+            Some(Protection::AppendOnly) if is_buffered => Ok(self.data.write_behind_end(offset, buf)?),
+            Some(Protection::AppendOnly) => Ok(self.data.write_past_behind_end(offset, buf)?),
+            _ => Ok(false),
         }
     }
 

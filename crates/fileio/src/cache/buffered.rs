@@ -17,7 +17,7 @@ use super::failures::{Failures, SyncCursor};
 use super::pages::Pages;
 use super::pool::{CachedFile, NO_TICKET, PageCache};
 use super::streams::Streams;
-use crate::direct::{FileResult, Kind};
+use crate::direct::{Begins, FileResult, Kind};
 use crate::lock::Held;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::testing::{CHANGE, point};
@@ -292,17 +292,31 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// Writes `buf` at the end of the file. Returns the byte where it begins. Concurrent calls all get places of their
     /// own.
     pub fn append(&self, buf: &[u8]) -> FileResult<u64, M> {
-        match self.append_in_memory(buf) {
-            Err(FileError::Map { source, .. }) if M::lacks_space(&source) => self.append_past(buf),
+        self.extend(Begins::AtEnd, 0, buf).map(Option::unwrap_or_default)
+    }
+
+    /// Writes `buf` at byte `offset` if the file ends there or before. Returns `false`, with nothing written, if it
+    /// ends behind. What others append meanwhile stays.
+    pub fn write_behind_end(&self, offset: u64, buf: &[u8]) -> FileResult<bool, M> {
+        self.extend(Begins::AtEndOrBehind, offset, buf).map(|at| at.is_some())
+    }
+
+    fn extend(&self, begins: Begins, offset: u64, buf: &[u8]) -> FileResult<Option<u64>, M> {
+        match self.extend_in_memory(begins, offset, buf) {
+            Err(FileError::Map { source, .. }) if M::lacks_space(&source) => {
+                self.extend_past(begins, offset, buf)
+            }
             written => written,
         }
     }
 
-    fn append_in_memory(&self, buf: &[u8]) -> FileResult<u64, M> {
+    /// Returns the byte where it begins; `None` if it may not.
+    fn extend_in_memory(&self, begins: Begins, offset: u64, buf: &[u8]) -> FileResult<Option<u64>, M> {
         let pool = self.pages.pool();
         loop {
-            if self.checked_end(self.size(), buf.len())?.is_none() {
-                return Ok(self.size());
+            let Some(at) = begins.place(offset, self.size()) else { return Ok(None) };
+            if self.checked_end(at, buf.len())?.is_none() {
+                return Ok(Some(at));
             }
             // A write that bypasses the pages need not wait.
             let has_room = pool.make_room(|| !self.goes_past());
@@ -311,10 +325,10 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
                 // Others were faster and used the same room.
                 continue;
             }
-            let at = self.size();
-            let Some(end) = self.checked_end(at, buf.len())? else { return Ok(at) };
-            match self.try_extend(at, buf, end, true) {
-                Ok(Some(_)) => return Ok(at),
+            let Some(at) = begins.place(offset, self.size()) else { return Ok(None) };
+            let Some(end) = self.checked_end(at, buf.len())? else { return Ok(Some(at)) };
+            match self.try_extend(at, buf, end, begins) {
+                Ok(Some(_)) => return Ok(Some(at)),
                 Ok(None) => {}
                 Err(FileError::Map { source, offset }) if M::lacks_space(&source) => {
                     if !self.pages.is_dirty() && self.pages.pool().dirty() == 0 {
@@ -322,8 +336,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
                     }
                     let _told_when_synced = self.pages.pool().write_every_file_back();
                     // If the file no longer ends there, start over.
-                    match self.try_extend(at, buf, end, true) {
-                        Ok(Some(_)) => return Ok(at),
+                    match self.try_extend(at, buf, end, begins) {
+                        Ok(Some(_)) => return Ok(Some(at)),
                         Ok(None) => {}
                         Err(error) => return Err(error),
                     }
@@ -356,7 +370,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
                     has_room = pool.make_room(|| !self.goes_past());
                     continue;
                 }
-                match self.try_extend(offset, buf, end, false)? {
+                match self.try_extend(offset, buf, end, Begins::Anywhere)? {
                     Some(len) => return Ok(len),
                     None => continue,
                 }

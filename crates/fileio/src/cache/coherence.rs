@@ -19,7 +19,7 @@ use rangelock::{Mode, RangeToken};
 
 use super::buffered::BufferedFile;
 use super::failures::{Failure, SyncCursor};
-use crate::direct::{FileResult, is_unwritten};
+use crate::direct::{Begins, FileResult, is_unwritten};
 use crate::lock::{Held, Token};
 use crate::sync::atomic::Ordering;
 use crate::testing::{CHANGE, OVERWRITTEN, point};
@@ -433,26 +433,37 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     /// Appends to the file, bypassing the pages. Returns the byte where it begins, like [`append`](Self::append).
     pub fn append_past(&self, buf: &[u8]) -> FileResult<u64, M> {
+        self.extend_past(Begins::AtEnd, 0, buf).map(Option::unwrap_or_default)
+    }
+
+    /// Like [`write_behind_end`](Self::write_behind_end), bypassing the pages.
+    pub fn write_past_behind_end(&self, offset: u64, buf: &[u8]) -> FileResult<bool, M> {
+        self.extend_past(Begins::AtEndOrBehind, offset, buf).map(|at| at.is_some())
+    }
+
+    /// Returns the byte where it begins; `None` if it may not.
+    pub(super) fn extend_past(&self, begins: Begins, offset: u64, buf: &[u8]) -> FileResult<Option<u64>, M> {
         let _alone = self.ends.lock();
         loop {
-            let offset = self.size();
-            if self.checked_end(offset, buf.len())?.is_none() {
-                return Ok(offset);
+            let Some(at) = begins.place(offset, self.size()) else { return Ok(None) };
+            if self.checked_end(at, buf.len())?.is_none() {
+                return Ok(Some(at));
             }
             let written = self.with_room(|| match self.pass_by_now() {
-                Some(_passing) => self.file.append_if_at_end(offset, buf),
-                None => self.append_cached(offset, buf),
+                Some(_passing) => self.file.extend_if(begins, at, buf),
+                None => self.extend_cached(begins, at, buf),
             })?;
             if written.is_some() {
-                return Ok(offset);
+                return Ok(Some(at));
             }
         }
     }
 
-    fn append_cached(&self, offset: u64, buf: &[u8]) -> FileResult<Option<usize>, M> {
-        let block = u64::from(self.map().block_size());
-        let held = self.hold_to_change(offset & !(block - 1)..u64::MAX)?;
-        if held.size() != offset {
+    fn extend_cached(&self, begins: Begins, offset: u64, buf: &[u8]) -> FileResult<Option<usize>, M> {
+        let first = offset.min(self.size()) & !(u64::from(self.map().block_size()) - 1);
+        let held = self.hold_to_change(first..u64::MAX)?;
+        // The file may have been cut meanwhile, to before what is held.
+        if held.size() < first || !begins.may_be(offset, held.size()) {
             return Ok(None);
         }
         self.file.write_while_held(offset, buf).map(Some)

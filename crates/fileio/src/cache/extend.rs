@@ -11,33 +11,33 @@ use std::ops::Range;
 use rangelock::Mode;
 
 use super::buffered::BufferedFile;
-use crate::direct::{FileResult, Kind};
+use crate::direct::{Begins, FileResult, Kind};
 use crate::sync::atomic::Ordering;
 use crate::testing::{CHANGE, HOLD, point};
 use crate::{DelayedAllocation, FileError};
 
 impl<M: DelayedAllocation + 'static> BufferedFile<M> {
-    /// Writes `buf` at byte `offset` if it ends behind the end of the file. If this `appends`, the file must end at
-    /// `offset`. `None` if that no longer holds. The caller has `ends`.
+    /// Writes `buf` at byte `offset` if it ends behind the end of the file, and may begin there. `None` if that no longer
+    /// holds. The caller has `ends`.
     pub(super) fn try_extend(
         &self,
         offset: u64,
         buf: &[u8],
         end: u64,
-        appends: bool,
+        begins: Begins,
     ) -> FileResult<Option<usize>, M> {
         if !self.is_cached() && (*self.passers.lock() > 0 || !self.begin_caching()) {
-            return match appends {
+            return match begins {
+                Begins::Anywhere => self.write_past(offset, buf).map(Some),
                 // As a passer, so that nothing is cached before it is over.
-                true => match self.pass_by_now() {
-                    Some(_passing) => self.file.append_if_at_end(offset, buf),
+                _ => match self.pass_by_now() {
+                    Some(_passing) => self.file.extend_if(begins, offset, buf),
                     None => Ok(None),
                 },
-                false => self.write_past(offset, buf).map(Some),
             };
         }
         let size = self.pages.size();
-        if end <= size || appends && offset != size {
+        if end <= size || !begins.may_be(offset, size) {
             return Ok(None);
         }
         let block = u64::from(self.map().block_size());

@@ -25,6 +25,35 @@ use crate::{ExtentState, FileError, FileMappingMut, Refusal};
 /// Bytes that are copied at once where blocks are filled up with zeroes.
 const COPY_BYTES: usize = 1 << 20;
 
+/// Where a write that makes the file longer may begin, by the size that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begins {
+    /// Also before the end.
+    Anywhere,
+    AtEnd,
+    /// At the end, or behind it: what is there stays.
+    AtEndOrBehind,
+}
+
+impl Begins {
+    /// Where it begins in a file of this size if `offset` is asked for; `None` if it may not.
+    pub(crate) fn place(self, offset: u64, size: u64) -> Option<u64> {
+        match self {
+            Self::AtEnd => Some(size),
+            _ => self.may_be(offset, size).then_some(offset),
+        }
+    }
+
+    /// Whether it may begin at byte `offset` of a file of this size.
+    pub(crate) fn may_be(self, offset: u64, size: u64) -> bool {
+        match self {
+            Self::Anywhere => true,
+            Self::AtEnd => offset == size,
+            Self::AtEndOrBehind => offset >= size,
+        }
+    }
+}
+
 /// A part of a file that is held by somebody who may move the file's end. Dropping it lets go.
 #[derive(Debug)]
 pub(crate) struct HeldEnd<'a> {
@@ -191,13 +220,13 @@ impl<M: FileMappingMut> DirectFile<M> {
         Ok(buf.len())
     }
 
-    /// Writes `buf` at byte `offset` if the file ends there; `None` if not.
-    pub(crate) fn append_if_at_end(&self, offset: u64, buf: &[u8]) -> FileResult<Option<usize>, M> {
+    /// Writes `buf` at byte `offset` if a write that `begins` so may begin there; `None` if not.
+    pub(crate) fn extend_if(&self, begins: Begins, offset: u64, buf: &[u8]) -> FileResult<Option<usize>, M> {
         let held = self.hold_to_grow(offset, offset + buf.len() as u64)?;
-        if held.size() != offset {
+        if !begins.may_be(offset, held.size()) {
             return Ok(None);
         }
-        self.write_from_end(offset, buf, offset)?;
+        self.write_from_end(offset, buf, held.size())?;
         Ok(Some(buf.len()))
     }
 

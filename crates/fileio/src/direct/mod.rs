@@ -27,6 +27,7 @@ use crate::testing::{CHANGE, HOLD, OVERWRITTEN, point};
 use crate::{FileError, FileMapping, Locking, Refusal};
 
 pub(crate) use copy::HeldCopies;
+pub(crate) use extend::Begins;
 pub(crate) use run::{Kind, MappedRun};
 
 /// No file reaches further than this byte: offsets are signed for everybody else.
