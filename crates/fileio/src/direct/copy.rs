@@ -105,8 +105,9 @@ impl<M: FileMapping> DirectFile<M> {
         let staged = self.copier(offset)?.stage(blocks.clone());
         staged.map_err(|source| FileError::Map { offset, source })?;
         let claim = self.claim(blocks);
-        self.write_where_staged(offset, buf)?;
-        claim.take()
+        let written = self.write_where_staged(offset, buf).and_then(|()| claim.take());
+        // What is not shared is written in place.
+        written.inspect_err(|_| self.failed_midway())
     }
 
     /// What was staged in `blocks` for a write that is about to begin.

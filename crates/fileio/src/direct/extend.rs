@@ -284,8 +284,11 @@ impl<M: FileMappingMut> DirectFile<M> {
             self.zero_behind_end(size, offset)?;
         }
         let grown = (end > size).then_some(end);
-        self.write_blocks(offset, buf, blocks.clone())?;
-        self.map().written(blocks, grown).map_err(|source| FileError::Map { offset, source })?;
+        let written = self.write_blocks(offset, buf, blocks.clone());
+        let told = written.and_then(|()| {
+            self.map().written(blocks, grown).map_err(|source| FileError::Map { offset, source })
+        });
+        told.inspect_err(|_| self.failed_midway())?;
         claim.was_taken();
         Ok(())
     }

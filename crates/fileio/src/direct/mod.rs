@@ -6,6 +6,7 @@
 //!   true until the request is over.
 //! - An overwrite is checked in whole before its first byte is written. Should the map have another version when
 //!   the writing gets to a further extent, that extent is checked again.
+//! - Whatever has begun to write notes the time, whether it ends well or fails midway.
 //! - No request allocates memory, except once per thread and device that lies upon another.
 
 mod copy;
@@ -24,7 +25,7 @@ use rangelock::{LockStats, Mode, StatsSnapshot};
 
 use crate::lock::{Attempt, FileLock, Held, Token};
 use crate::testing::{CHANGE, HOLD, OVERWRITTEN, point};
-use crate::{FileError, FileMapping, Locking, Refusal};
+use crate::{FileError, FileMapping, Locking, MapSeq, Refusal};
 
 pub(crate) use copy::HeldCopies;
 pub(crate) use extend::Begins;
@@ -396,11 +397,17 @@ impl<M: FileMapping> DirectFile<M> {
     ) -> FileResult<usize, M> {
         let run = self.first_run(offset, buf.len(), prefetched)?;
         if run.take(buf.len()) == buf.len() {
-            self.write_device(run.device, buf)?;
+            self.write_device(run.device, buf).inspect_err(|_| self.failed_midway())?;
         } else {
             self.overwrite_runs(offset, buf)?;
         }
         Ok(buf.len())
+    }
+
+    /// A write has failed after it began, and may have changed some of the content: the file has a new time all the same.
+    #[cold]
+    pub(crate) fn failed_midway(&self) {
+        self.map.overwritten();
     }
 
     /// As [`overwrite_held`](Self::overwrite_held), durable when it returns, of whole sectors in one piece on a device that has
@@ -413,7 +420,7 @@ impl<M: FileMapping> DirectFile<M> {
         if run.take(buf.len()) != buf.len() {
             return Ok(false);
         }
-        self.device.write(run.device, buf, Durability::Fua)?;
+        self.device.write(run.device, buf, Durability::Fua).inspect_err(|_| self.failed_midway())?;
         Ok(true)
     }
 
@@ -439,8 +446,12 @@ impl<M: FileMapping> DirectFile<M> {
     /// An overwrite of several extents: all are looked at before the first is written.
     #[cold]
     fn overwrite_runs(&self, offset: u64, buf: &[u8]) -> FileResult<(), M> {
-        let mut checked = self.check_runs(offset, buf.len())?;
-        let (mut at, mut buf) = (offset, buf);
+        let checked = self.check_runs(offset, buf.len())?;
+        self.overwrite_checked(offset, buf, checked).inspect_err(|_| self.failed_midway())
+    }
+
+    fn overwrite_checked(&self, offset: u64, buf: &[u8], checked: MapSeq) -> FileResult<(), M> {
+        let (mut at, mut buf, mut checked) = (offset, buf, checked);
         while !buf.is_empty() {
             let run = self.run_at(at)?;
             if run.seq != checked {
@@ -456,7 +467,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Checks that all of a range can be overwritten; gives the version of the map that says so.
-    pub(crate) fn check_runs(&self, offset: u64, len: usize) -> FileResult<crate::MapSeq, M> {
+    pub(crate) fn check_runs(&self, offset: u64, len: usize) -> FileResult<MapSeq, M> {
         'again: loop {
             let first = self.run_at(offset)?;
             let (mut at, mut left, mut run) = (offset, len, first);

@@ -263,7 +263,12 @@ impl<M: FileMapping> State<M> {
             return None;
         }
         let result = match request.error.take() {
-            Some(e) => Err(e.into()),
+            Some(e) => {
+                if request.is_write {
+                    self.file.failed_midway();
+                }
+                Err(e.into())
+            }
             None => Ok(request.count_or_len()),
         };
         Some(self.end(index, result))
@@ -302,10 +307,13 @@ impl<M: FileMapping> State<M> {
         count
     }
 
-    /// Releases the ranges of requests that will not be done.
+    /// Releases the ranges of requests that will not be done, or not to their end.
     pub(super) fn release_all(&mut self) {
         for request in &mut self.requests {
             if let Some(token) = request.token.take() {
+                if request.is_write {
+                    self.file.failed_midway();
+                }
                 self.file.lock().release(token);
             }
         }
