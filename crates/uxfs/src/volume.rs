@@ -304,17 +304,21 @@ impl Volume {
         self.engine().copies_settled()
     }
 
-    /// Makes all earlier changes durable. Reports, once, failures of write-back since the last call.
+    /// Makes all earlier changes durable. Reports, once, failures of write-back since the last call. What they do not
+    /// concern is durable all the same.
     pub fn sync(&self) -> Result<()> {
         let written = self.pages().write_every_file_back();
-        if let Some(failure) = self.pages().failed_since(&self.shared.told) {
-            return Err(failure.into());
-        }
-        written?;
+        let failed = self.pages().failed_since(&self.shared.told);
         let times = file::log_all_times(self.engine());
         // A second failure is retried later.
         let _later = inactive::retry_inactivation(self.engine());
-        self.engine().sync_all(|| self.shared.flusher.flush())?;
+        let synced = self.engine().sync_all(|| self.shared.flusher.flush());
+        // The first failure is the reason of those behind it.
+        if let Some(failure) = failed {
+            return Err(failure.into());
+        }
+        written?;
+        synced?;
         Ok(times?)
     }
 

@@ -1,7 +1,7 @@
 //! What `Volume::sync` makes durable: all that was changed before, whatever knew of it.
 #![forbid(unsafe_code)]
 
-use blockdev::{BlockDevice, Durability, MemoryDevice};
+use blockdev::{BlockDevice, Durability, Fault, FaultDevice, MemoryDevice, Op};
 use std::sync::Arc;
 use uxfs::{Changes, MkfsOptions, NewNode, OpenOptions, Timestamp, Volume, mkfs_device};
 
@@ -53,4 +53,39 @@ fn a_sync_tells_when_files_were_written_over() {
         seen.open_file(name).expect("there").read_at(&mut bytes, 0).expect("read");
         assert_eq!(bytes, [2; 4096]);
     }
+}
+
+/// Some bytes of one file cannot be written back. A sync says so, and makes all the rest durable.
+#[test]
+fn a_sync_that_fails_for_one_file_syncs_the_others() {
+    let memory = memory();
+    mkfs_device(Arc::clone(&memory), &MkfsOptions::new().small(true), true).expect("a volume");
+    let fault = Arc::new(FaultDevice::new(Arc::clone(&memory), vec![]));
+    let volume = Volume::open_device(fault.clone(), &OpenOptions::new().writable(true)).expect("clean");
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let make = |name: &[u8], byte| {
+        let file = root.create_file(name, &NewNode::default()).expect("made").open().expect("a file");
+        file.buffered().write_at(&[byte; 8192], 0).expect("in memory");
+        file
+    };
+    let (bad, good) = (make(b"bad", 1), make(b"good", 2));
+    root.create_file(b"empty", &NewNode::default()).expect("made");
+    let flushes = fault.seen(Op::Flush);
+    fault.add(Fault::fail(Op::Write, fault.seen(Op::Write)));
+    let said = volume.sync().expect_err("some of it is lost").to_string();
+    assert!(said.contains("writing back"), "{said}");
+    assert!(fault.seen(Op::Flush) > flushes);
+    let left = crashed(&memory);
+    volume.sync().expect("it was told");
+    drop((bad, good, root));
+    drop(volume);
+    let seen = Volume::open_device(left, &OpenOptions::new()).expect("it is replayed");
+    let content = |name: &str| {
+        let mut bytes = [0; 8192];
+        let file = seen.open_file(name).expect("there");
+        let read = file.read_at(&mut bytes, 0).expect("read");
+        bytes[..read].to_vec()
+    };
+    assert!(content("/good") == [2; 8192] && !content("/bad").contains(&1));
+    assert_eq!(seen.metadata("/empty").expect("there").size, 0);
 }
