@@ -141,13 +141,15 @@ impl File {
 
     /// Its metadata.
     pub fn metadata(&self) -> Metadata {
-        // While the end moves, two calls in a row must not see it move back.
-        Metadata { size: self.size(), ..self.node.metadata_of_any() }
+        self.node.metadata_of_any()
     }
 
     /// Its size in bytes.
     pub fn size(&self) -> u64 {
-        self.data.size()
+        // It is read where a stat by path reads it, in the same order. So while the end moves, nobody who asks both sees
+        // it move back.
+        let in_memory = self.entry().in_memory();
+        self.entry().snapshot().size().max(in_memory.size)
     }
 
     /// Reads from byte `offset` on until `buf` is full or the file ends; gives the number of bytes. Any offset

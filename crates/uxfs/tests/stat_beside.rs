@@ -9,7 +9,7 @@ use blockdev::{
     BlockDevice, Fate, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, PowerCuts, Recorder, Rewind,
 };
 use common::devices::copy;
-use fileio::testing::{OVERWRITTEN, at};
+use fileio::testing::{COMMITTED, OVERWRITTEN, at};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -494,4 +494,65 @@ fn a_file_is_not_older_than_its_last_change() {
     let left = seen.metadata("/f").expect("there").mtime;
     assert!(now >= appended, "the file is as old as an overwrite long before: {overwritten:?}");
     assert!(left >= appended);
+}
+
+/// A file that somebody reads through pages gets another size. Who looks by the path sees it, and then asks the file.
+#[test]
+fn a_file_has_the_size_that_is_seen_by_path() {
+    let device = device();
+    let volume = open(&device);
+    let file = overwritten(&volume).buffered();
+    file.read_at(&mut [0; 4096], 0).expect("read");
+    for size in [1 << 20, 100] {
+        let seen = Arc::new(Mutex::new(None));
+        let (to, other, same) = (Arc::clone(&seen), volume.clone(), file.clone());
+        at(COMMITTED, move || {
+            let by_path = other.metadata("/a").expect("there").size;
+            *to.lock().unwrap() = Some((by_path, same.size(), same.metadata().size));
+        });
+        file.set_len(size).expect("another size");
+        let seen = seen.lock().unwrap().take();
+        assert_eq!(seen, Some((size, size, size)), "(by path, the file, its metadata)");
+    }
+}
+
+/// The file only grows, whoever is asked.
+#[test]
+fn a_size_does_not_go_back_between_file_and_path() {
+    for is_buffered in [true, false] {
+        let device = device();
+        let volume = open(&device);
+        let file = overwritten(&volume);
+        let pages = file.buffered();
+        pages.read_at(&mut [0; 4096], 0).expect("read");
+        let writer = if is_buffered { pages.clone() } else { file };
+        let is_over = AtomicBool::new(false);
+        let mut back = None;
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let until = Instant::now() + STORM / 2;
+                let mut end = 4096;
+                while Instant::now() < until && end < 16 << 20 {
+                    writer.write_at(&[2; 512], end).expect("written");
+                    end += 512;
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            let mut last = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                for nth in 0..3 {
+                    let now = match nth {
+                        0 => pages.size(),
+                        1 => volume.metadata("/a").expect("there").size,
+                        _ => pages.metadata().size,
+                    };
+                    if now < last {
+                        back.get_or_insert((nth, last, now));
+                    }
+                    last = now;
+                }
+            }
+        });
+        assert_eq!(back, None, "written buffered: {is_buffered}: (who says it, the size before, now)");
+    }
 }
