@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const LOCKED: i32 = 8;
@@ -778,7 +779,8 @@ fn no_tree_goes_over_what_is_attached() {
     run("xfs_repair", &[&"-n", &to.path]);
 }
 
-/// Each gives a whole file to the name, and the last one stays.
+/// Each gives a whole file to the name, and the last one stays, whether something has the name before, nothing, or
+/// now and then something.
 #[test]
 #[ignore = "needs root and xfsprogs"]
 fn many_replace_one_file_at_once() {
@@ -792,12 +794,25 @@ fn many_replace_one_file_at_once() {
     let pack = || {
         uxfs_ok(&[&"tar", &from.path, &"-o", &target]);
     };
-    for verb in [&copy as &(dyn Fn() + Sync), &pack] {
+    for (verb, removes) in
+        [(&copy as &(dyn Fn() + Sync), false), (&pack, false), (&copy, true), (&pack, true)]
+    {
+        let _gone = std::fs::remove_file(&target);
+        let is_over = AtomicBool::new(false);
         std::thread::scope(|threads| {
-            for _ in 0..3 {
-                threads.spawn(|| (0..20).for_each(|_| verb()));
-            }
+            let remover = threads.spawn(|| {
+                while removes && !is_over.load(Ordering::Relaxed) {
+                    let _gone = std::fs::remove_file(&target);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let verbs: Vec<_> = (0..3).map(|_| threads.spawn(|| (0..20).for_each(|_| verb()))).collect();
+            let done: Vec<_> = verbs.into_iter().map(|verb| verb.join()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            remover.join().unwrap();
+            assert!(done.iter().all(Result::is_ok));
         });
+        assert!(removes || target.exists());
     }
 }
 

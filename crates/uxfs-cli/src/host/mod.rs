@@ -112,7 +112,7 @@ pub struct New {
 
 /// A regular file that is written.
 pub enum Target {
-    /// A new file, which gets its name when it is complete, and whether it replaces something.
+    /// A new file, which gets its name when it is complete, and whether it replaces what has the name then.
     New(NewFile, bool),
     /// An existing file.
     Kept(OwnedFd),
@@ -213,7 +213,7 @@ impl HostTree {
     pub fn open_file(&mut self, name: &[u8], new: New) -> io::Result<Target> {
         check_name(name)?;
         let Some(mut there) = self.existing(name)? else {
-            return self.new_file(new, false);
+            return self.new_file(new, self.rules.replace);
         };
         let mut kind = FileType::from_raw_mode(there.st_mode);
         let follow = kind == FileType::Symlink && self.above.is_empty() && !self.rules.replace;
@@ -275,7 +275,8 @@ impl HostTree {
         let identity = new::identity(file.fd())?;
         match file {
             Target::New(mut file, true) => {
-                self.take_place(name, |replace| file.publish(&self.current, name, replace))?;
+                let regular = FileType::RegularFile;
+                self.take_place(name, regular, |replace| file.publish(&self.current, name, replace))?;
             }
             Target::New(mut file, false) => file.publish(&self.current, name, false)?,
             Target::Kept(_) => {}
@@ -301,21 +302,15 @@ impl HostTree {
             Leaf::Symlink(target) => rustix::fs::symlinkat(target, &self.current, name),
             Leaf::Node(..) => rustix::fs::mknodat(&self.current, name, kind, mode, device),
         };
-        let private = match self.existing(name)? {
-            Some(there) => {
-                self.check_replaceable(&there, kind)?;
-                Some(new::under_private_name(make)?.0)
-            }
-            None => {
-                make(name)?;
-                None
-            }
+        let private = match self.make_if_free(name, kind, make)? {
+            true => None,
+            false => Some(new::under_private_name(make)?.0),
         };
         let made = private.as_deref().unwrap_or(name);
         let done = new::handle_of_made(&self.current, made, kind, device).and_then(|handle| {
             attributes(handle.as_fd())?;
             if private.is_some() {
-                self.take_place(name, |replace| rename(&self.current, made, name, replace))?;
+                self.take_place(name, kind, |replace| rename(&self.current, made, name, replace))?;
             }
             new::identity(handle)
         });
@@ -344,19 +339,38 @@ impl HostTree {
             _ => return Ok(false),
         };
         let link = |name: &[u8]| rustix::fs::linkat(dir, old, &self.current, name, AtFlags::empty());
-        match self.existing(name)? {
-            None => link(name)?,
-            Some(there) if Identity::of(&there) == identity => {}
-            Some(there) => {
-                self.check_replaceable(&there, kind)?;
-                let (private, ()) = new::under_private_name(link)?;
-                let moved = self.take_place(name, |replace| rename(&self.current, &private, name, replace));
-                moved.inspect_err(|_| {
-                    let _ = rustix::fs::unlinkat(&self.current, private.as_slice(), AtFlags::empty());
-                })?;
-            }
+        let has_it = |there: Option<Stat>| there.is_some_and(|there| Identity::of(&there) == identity);
+        if !has_it(self.existing(name)?) && !self.make_if_free(name, kind, link)? {
+            let (private, ()) = new::under_private_name(link)?;
+            let moved = self.take_place(name, kind, |replace| rename(&self.current, &private, name, replace));
+            moved.inspect_err(|_| {
+                let _ = rustix::fs::unlinkat(&self.current, private.as_slice(), AtFlags::empty());
+            })?;
         }
         Ok(true)
+    }
+
+    /// Makes something under a name that nothing has. `false`: something that may be replaced has it, perhaps since a
+    /// moment ago.
+    fn make_if_free(
+        &self,
+        name: &[u8],
+        kind: FileType,
+        make: impl Fn(&[u8]) -> rustix::io::Result<()>,
+    ) -> io::Result<bool> {
+        if self.existing(name)?.is_none() {
+            match make(name) {
+                Err(Errno::EXIST) => {}
+                made => return Ok(made.map(|()| true)?),
+            }
+        }
+        self.check_taken(name, kind)?;
+        Ok(false)
+    }
+
+    /// See [`check_replaceable`](Self::check_replaceable); of what has the name now, if anything has.
+    fn check_taken(&self, name: &[u8], new: FileType) -> io::Result<()> {
+        self.existing(name)?.map_or(Ok(()), |there| self.check_replaceable(&there, new))
     }
 
     /// The identity of the current directory among remembered ones; `None` if it has none.
@@ -380,8 +394,20 @@ impl HostTree {
         }
     }
 
-    /// Puts something under a name in the current directory, while the old file is held.
-    fn take_place(&self, name: &[u8], take: impl FnMut(bool) -> io::Result<()>) -> io::Result<()> {
+    /// Puts something of this type under a name in the current directory, while the old file is held. What has come to
+    /// have the name meanwhile is replaced only if that is allowed.
+    fn take_place(
+        &self,
+        name: &[u8],
+        kind: FileType,
+        mut take: impl FnMut(bool) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let take = |replace: bool| {
+            if replace {
+                self.check_taken(name, kind)?;
+            }
+            take(replace)
+        };
         volumes::take_place(&self.current, name, |identity| self.asks(identity), take)
     }
 
@@ -499,6 +525,34 @@ mod tests {
 
     fn fifo(host: &mut HostTree, name: &[u8]) -> io::Result<Identity> {
         host.create(name, Leaf::Node(FileType::Fifo, (0, 0)), Mode::RUSR, |_| Ok(()))
+    }
+
+    /// Two processes replace one name that nothing has.
+    #[test]
+    fn who_replaces_a_name_may_find_that_another_was_faster() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let mut host = HostTree::open(dir.path(), Rules { replace: true, ..rules() }).unwrap();
+        let made = |host: &mut HostTree, between: &dyn Fn()| {
+            let file = host.open_file(b"file", NEW)?;
+            rustix::io::write(file.fd(), b"ours")?;
+            between();
+            host.publish(b"file", file)
+        };
+        made(&mut host, &|| std::fs::write(&path, "another").unwrap()).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"ours");
+        // It goes, or becomes what is not to be replaced.
+        std::fs::remove_file(&path).unwrap();
+        made(&mut host, &|| {}).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"ours");
+        std::fs::remove_file(&path).unwrap();
+        made(&mut host, &|| std::fs::create_dir(&path).unwrap()).unwrap_err();
+        assert!(path.is_dir());
+        std::fs::remove_dir(&path).unwrap();
+        let mut host = open(dir.path());
+        let refused = made(&mut host, &|| std::fs::write(&path, "another").unwrap()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&path).unwrap(), b"another");
     }
 
     #[test]
