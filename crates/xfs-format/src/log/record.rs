@@ -125,6 +125,11 @@ impl RecordHeader {
         }
     }
 
+    /// A header without a record, with which a block is overwritten that may have traces of a crash: see [`is_cleared`].
+    pub fn cleared(uuid: Uuid, lsn: Lsn, tail_lsn: Lsn) -> Self {
+        Self { prev_block: 0.into(), ..Self::new(uuid, lsn, tail_lsn, 0) }
+    }
+
     fn check_fields(&self, identity: &LogIdentity) -> Result<(), FormatError> {
         let bad = |check, found: u32, expected: u32| {
             Err(FormatError::mismatch(RECORD, check, found.into(), expected.into()))
@@ -204,6 +209,17 @@ pub fn block_cycle(block: &[u8]) -> Option<u32> {
         RECORD_MAGIC => word(4),
         cycle => Some(cycle),
     }
+}
+
+/// Whether a block was cleared: recovery, a kernel's too, overwrites what a crash may have left behind the log's head with
+/// headers of records that have nothing in them. `lsn` is that of a record at its place.
+pub fn is_cleared(block: &[u8], lsn: Lsn) -> bool {
+    RecordHeader::ref_from_prefix(block).is_ok_and(|(header, _)| {
+        header.magic.get() == RECORD_MAGIC
+            && header.cycle.get() == (lsn.0 >> 32) as u32
+            && header.lsn() == lsn
+            && (header.len.get(), header.num_logops.get(), header.crc.get()) == (0, 0, 0)
+    })
 }
 
 /// Splits a whole record (packed or not) into its header blocks and its data, both of the length that the
@@ -426,6 +442,20 @@ mod tests {
             header.size.set(size);
             assert!(RecordHeader::check(header.as_bytes(), &IDENTITY).is_err(), "{len} {size}");
         }
+    }
+
+    #[test]
+    fn a_cleared_block_is_no_record_and_is_known_by_its_place() {
+        let lsn = Lsn(5 << 32 | 17);
+        let header = RecordHeader::cleared(IDENTITY.uuid, lsn, Lsn(5 << 32 | 40));
+        assert!(RecordHeader::check(header.as_bytes(), &IDENTITY).is_err());
+        assert_eq!(block_cycle(header.as_bytes()), Some(5));
+        assert!(is_cleared(header.as_bytes(), lsn));
+        assert!(!is_cleared(header.as_bytes(), Lsn(5 << 32 | 18)), "it belongs elsewhere");
+        let (mut damaged, _) = record(512, 32 << 10);
+        damaged.len.set(0);
+        assert!(!is_cleared(damaged.as_bytes(), lsn), "it has operations");
+        assert!(!is_cleared(&[0; 512], Lsn(0)), "it was never written");
     }
 
     #[test]

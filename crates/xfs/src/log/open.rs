@@ -2,14 +2,17 @@
 //!
 //! A crash may have left blocks of the current cycle behind the head: records that were under way behind an incomplete
 //! one. Once the log has overwritten a part of them, the rest would look like its newest records. So they are
-//! overwritten before anything else is.
+//! overwritten before anything else is, with headers of empty records, as a kernel does it. They may lie over the tail
+//! that the last record names. A crash that comes before the next record leaves them there, and recovery tells by them
+//! that the log was free there, and not damaged.
 
 use super::layout::{LogLayout, Pos};
 use crate::error::{Error, Result};
 use blockdev::{AlignedBuf, BlockDevice, Durability};
 use xfs_format::error::FormatError;
-use xfs_format::log::{BLOCK_SIZE, LogEnds, block_cycle};
+use xfs_format::log::{BLOCK_SIZE, LogEnds, RecordHeader, block_cycle};
 use xfs_format::superblock::Superblock;
+use zerocopy::IntoBytes;
 
 /// Blocks that are checked together.
 const CHUNK: u32 = 256;
@@ -61,7 +64,7 @@ pub(super) fn prepare(
         None => head,
         Some(_) => layout.pos(ends.tail).min(head),
     };
-    clear_traces(device, &layout, head, room(&layout, head, tail))?;
+    clear_traces(device, &layout, head, tail)?;
     Ok((layout, LogStart { head, tail, previous }))
 }
 
@@ -72,7 +75,8 @@ fn room(layout: &LogLayout, head: Pos, tail: Pos) -> u32 {
 }
 
 /// Overwrites what a crash may have left behind the head.
-fn clear_traces(device: &dyn BlockDevice, layout: &LogLayout, head: Pos, room: u32) -> Result<()> {
+fn clear_traces(device: &dyn BlockDevice, layout: &LogLayout, head: Pos, tail: Pos) -> Result<()> {
+    let room = room(layout, head, tail);
     let mut found = false;
     for_chunks(layout, head, room, |offset, first, chunk| {
         device.read(offset, chunk)?;
@@ -87,13 +91,24 @@ fn clear_traces(device: &dyn BlockDevice, layout: &LogLayout, head: Pos, room: u
     for_chunks(layout, head, room, |offset, first, chunk| {
         chunk.fill(0);
         for (at, block) in (first.0..).zip(chunk.chunks_exact_mut(BLOCK_SIZE)) {
-            if let Some(stamp) = block.first_chunk_mut() {
-                *stamp = older_cycle(layout, Pos(at)).to_be_bytes();
-            }
+            clear(block, layout, Pos(at), tail);
         }
         Ok(device.write(offset, chunk, Durability::Volatile)?)
     })?;
     Ok(device.flush()?)
+}
+
+/// Makes a block, of zeroes so far, one that has not been written since the log wrapped around. It stays zero if the log
+/// never did.
+fn clear(block: &mut [u8], layout: &LogLayout, at: Pos, tail: Pos) {
+    let older = Pos(at.0.saturating_sub(layout.blocks.into()));
+    if older_cycle(layout, at) == 0 {
+        return;
+    }
+    let header = RecordHeader::cleared(layout.uuid, layout.lsn(older), layout.lsn(tail));
+    if let Some(start) = block.get_mut(..size_of::<RecordHeader>()) {
+        start.copy_from_slice(header.as_bytes());
+    }
 }
 
 /// The cycle of a block that has not been written since the log wrapped around.
@@ -128,6 +143,8 @@ fn for_chunks(
 mod tests {
     use super::*;
     use blockdev::MemoryDevice;
+    use xfs_format::log::is_cleared;
+    use xfs_format::types::Lsn;
 
     #[test]
     fn traces_of_a_crash_are_overwritten_across_the_end() {
@@ -143,20 +160,37 @@ mod tests {
         for block in 0..3000 {
             stamp(block, if block < 2500 { 6 } else { 5 });
         }
-        let marked = |block: u64| {
+        let read = |block: u64| {
             let mut bytes = [0; 512];
             device.read(block * 512, &mut bytes).unwrap();
-            (u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), bytes[9])
+            bytes
         };
-        clear_traces(&device, &layout, head, layout.blocks).unwrap();
+        let is_cleared = |block: u64, cycle: u64| is_cleared(&read(block), Lsn(cycle << 32 | block));
+        let marked = |block: u64| (block_cycle(&read(block)).unwrap(), read(block)[9]);
+        let free = Pos(head.0 - 100);
+        clear_traces(&device, &layout, head, free).unwrap();
         assert_eq!((marked(2600), marked(40)), ((5, 1), (6, 1)));
         // The start of recovery is not behind the head: those records are what the log is for.
         stamp(2504, 6);
-        clear_traces(&device, &layout, head, 8).unwrap();
-        assert_eq!((marked(2504), marked(2508)), ((5, 0), (5, 1)));
+        clear_traces(&device, &layout, head, Pos(head.0 + 8 - 3000)).unwrap();
+        assert!(is_cleared(2504, 5));
+        assert_eq!(marked(2508), (5, 1));
         stamp(40, 7);
-        clear_traces(&device, &layout, head, layout.blocks).unwrap();
-        assert_eq!((marked(2499), marked(2500), marked(2999)), ((6, 1), (5, 0), (5, 0)));
-        assert_eq!((marked(0), marked(40), marked(995), marked(996)), ((6, 0), (6, 0), (6, 0), (6, 1)));
+        clear_traces(&device, &layout, head, free).unwrap();
+        assert_eq!((marked(2499), marked(996)), ((6, 1), (6, 1)));
+        assert!(is_cleared(2500, 5) && is_cleared(2999, 5));
+        assert!(is_cleared(0, 6) && is_cleared(40, 6) && is_cleared(995, 6));
+    }
+
+    #[test]
+    fn a_log_that_never_wrapped_gets_zeroes() {
+        let layout = LogLayout::for_tests(3000, 512, 32 << 10);
+        let device = MemoryDevice::anonymous(3000 * 512).unwrap();
+        let (mut stamped, mut block) = ([0; 512], [1; 512]);
+        stamped[3] = 1;
+        device.write(20 * 512, &stamped, Durability::Volatile).unwrap();
+        clear_traces(&device, &layout, Pos(3010), Pos(3000)).unwrap();
+        device.read(20 * 512, &mut block).unwrap();
+        assert_eq!(block, [0; 512]);
     }
 }
