@@ -410,12 +410,32 @@ mod tests {
         }
 
         fn ends(&self) -> LogEnds {
-            find_ends::<FormatError, _>(self.blocks(), &IDENTITY, |at, buf| {
+            self.found().unwrap()
+        }
+
+        fn found(&self) -> Result<LogEnds, FormatError> {
+            find_ends(self.blocks(), &IDENTITY, |at, buf| {
                 let at = at as usize * BLOCK_SIZE;
                 buf.copy_from_slice(&self.bytes[at..at + buf.len()]);
                 Ok(())
             })
-            .unwrap()
+        }
+
+        /// Appends records until a few rounds are written, and then `count` whose places it returns.
+        fn with_last(count: usize) -> (Self, Vec<u32>) {
+            let mut ring = Self::new(700);
+            for n in 0..60 {
+                ring.append(n % 20 + 1, false);
+            }
+            let last = (0..count).map(|n| ring.append(n as u32 % 4 + 2, false).0).collect();
+            (ring, last)
+        }
+
+        /// This ring with one bit of a block turned.
+        fn damaged(&self, block: u32, byte: usize) -> Self {
+            let mut bytes = self.bytes.clone();
+            bytes[(block % self.blocks()) as usize * BLOCK_SIZE + byte] ^= 0x20;
+            Self { bytes, ..*self }
         }
     }
 
@@ -505,6 +525,66 @@ mod tests {
         assert_eq!((ends.head, ends.last_record), (torn, Some(good)));
     }
 
+    /// A byte of each field of a header that a record can be wrong in, and what it is.
+    const FIELDS: [(usize, &str); 9] = [
+        (11, "version"),
+        (13, "length, too large"),
+        (14, "length"),
+        (22, "LSN"),
+        (29, "tail"),
+        (33, "checksum"),
+        (303, "byte order"),
+        (310, "UUID"),
+        (321, "size"),
+    ];
+    const UUID_BYTE: usize = 310;
+
+    /// Regression: only a wrong checksum counted as torn. A header that was bad otherwise was an error, or hid its record.
+    #[test]
+    fn a_bad_header_among_the_last_records_takes_those_behind_it_along() {
+        let (ring, last) = Ring::with_last(9);
+        for (byte, field) in FIELDS {
+            for torn in 2..9 {
+                if (byte, torn) == (UUID_BYTE, 8) {
+                    continue;
+                }
+                let ends = ring.damaged(last[torn], byte).found().map(|ends| (ends.head, ends.last_record));
+                assert_eq!(ends, Ok((last[torn], Some(last[torn - 1]))), "{field} of record {torn}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_of_another_volume_is_refused_as_the_newest_and_torn_before_it() {
+        let (ring, last) = Ring::with_last(9);
+        assert_eq!(ring.damaged(last[8], UUID_BYTE).found().unwrap_err().check, UUID);
+        assert_eq!(ring.damaged(last[7], UUID_BYTE).ends().head, last[7]);
+    }
+
+    #[test]
+    fn a_bad_header_before_the_tail_takes_nothing_along() {
+        let (mut ring, last) = Ring::with_last(5);
+        ring.tail = u64::from(ring.cycle) << 32 | u64::from(last[3]);
+        let (newest, _) = ring.append(2, false);
+        for (byte, field) in FIELDS {
+            let ends = ring.damaged(last[2], byte).ends();
+            assert_eq!((ends.head, ends.last_record), (ring.at, Some(newest)), "{field}");
+            // Its own tail is needed.
+            let ends = ring.damaged(last[3], byte).ends();
+            assert_eq!((ends.head, ends.last_record), (last[3], Some(last[2])), "{field}");
+        }
+    }
+
+    /// Whoever reads the records comes across it.
+    #[test]
+    fn a_bad_header_further_back_than_a_crash_reaches_is_left_where_it_is() {
+        let (ring, last) = Ring::with_last(12);
+        for (byte, field) in FIELDS {
+            let ends = ring.damaged(last[2], byte).ends();
+            assert_eq!((ends.head, ends.last_record), (ring.at, Some(last[11])), "{field}");
+        }
+    }
+
     #[test]
     fn rubbish_is_an_error_or_an_end_but_no_panic() {
         let mut ring = Ring::new(100);
@@ -519,11 +599,7 @@ mod tests {
             let at = (state >> 16) as usize % ring.bytes.len();
             let old = ring.bytes[at];
             ring.bytes[at] = state as u8;
-            let _ = find_ends::<FormatError, _>(100, &IDENTITY, |at, buf| {
-                let at = at as usize * BLOCK_SIZE;
-                buf.copy_from_slice(&ring.bytes[at..at + buf.len()]);
-                Ok(())
-            });
+            let _ = ring.found();
             if state >> 60 != 0 {
                 ring.bytes[at] = old;
             }
