@@ -96,6 +96,16 @@ pub fn image_of(device: &dyn BlockDevice) -> (TempDir, PathBuf) {
     (dir, image)
 }
 
+/// A volume of this size, which may be less than mkfs.xfs makes unless a test asks.
+pub fn made_small(dir: &Path, bytes: u64, more: &[&str]) -> PathBuf {
+    let image = dir.join("volume.img");
+    std::fs::File::create(&image).and_then(|file| file.set_len(bytes)).expect("a sparse image");
+    let mut mkfs = Command::new("mkfs.xfs");
+    mkfs.envs([("TEST_DIR", "1"), ("TEST_DEV", "1"), ("QA_CHECK_FS", "1")]);
+    said(mkfs.args(["-q", "-f"]).args(more).arg(&image));
+    image
+}
+
 /// A file that has all space that a file can have.
 pub fn fill(volume: &Volume, name: &str) -> File {
     let filler = new_file(volume, name);
