@@ -39,8 +39,8 @@ struct Record {
 enum Found {
     /// Something newer: of the next cycle, or what a recovery clears away traces of that with.
     Overwritten,
-    /// The header of a record that has its place here.
-    Header(RecordHeader),
+    /// The header of a record that has its place here, and takes so many blocks.
+    Header(u64),
     /// Of the cycle of its place, and no header.
     Data,
     /// Nothing that a log has there.
@@ -106,7 +106,7 @@ impl<'d> Records<'d> {
         let gone = match self.found_at(at)? {
             Found::Overwritten => true,
             // Blocks are written in any order: the header may be what is left.
-            Found::Header(header) => self.is_overwritten(at..at + u64::from(header.total_blocks()))?,
+            Found::Header(blocks) => self.is_overwritten(at..at + blocks)?,
             Found::Data | Found::Damage => false,
         };
         if !gone {
@@ -145,7 +145,7 @@ impl<'d> Records<'d> {
             _ if is_cleared(&block, lsn) => Found::Overwritten,
             _ if !block.starts_with(&RECORD_MAGIC.to_be_bytes()) => Found::Data,
             _ => match RecordHeader::check(&block, &self.identity) {
-                Ok(header) if header.lsn() == lsn => Found::Header(*header),
+                Ok(header) if header.lsn() == lsn => Found::Header(header.total_blocks().into()),
                 _ => Found::Damage,
             },
         })
@@ -335,7 +335,7 @@ mod tests {
 
     fn lsn(at: u64) -> Lsn {
         let blocks = u64::from(BLOCKS);
-        Lsn((at / blocks) << 32 | at % blocks)
+        Lsn(((at / blocks) << 32) | (at % blocks))
     }
 
     fn record(at: u64) -> Vec<u8> {
