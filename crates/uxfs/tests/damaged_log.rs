@@ -174,7 +174,7 @@ fn with_full_log() -> Arc<dyn BlockDevice> {
             volume.sync().expect("synced");
             let log = Log::of(&*device);
             let own = 8 * u64::from(log.ends.record_size) / BLOCK_SIZE as u64;
-            if !log.ends.clean && (own + 200..3200).contains(&log.room()) {
+            if !log.ends.clean && (own + 200..4000).contains(&log.room()) {
                 return copy(&*device);
             }
         }
