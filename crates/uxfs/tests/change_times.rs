@@ -7,6 +7,7 @@ mod common;
 
 use blockdev::{BlockDevice, HoldDevice, MemoryDevice, Op};
 use common::devices::copy;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -15,6 +16,7 @@ use uxfs::{Changes, File, MkfsOptions, NewNode, OpenOptions, Timestamp, Volume, 
 
 /// For how long threads run that nothing holds.
 const STORM: Duration = Duration::from_secs(4);
+const FUTURE: Timestamp = Timestamp { seconds: 4_000_000_000, nanoseconds: 0 };
 const PAST: Timestamp = Timestamp { seconds: 1_000_000_000, nanoseconds: 0 };
 
 fn device(bytes: u64) -> Arc<dyn BlockDevice> {
@@ -295,8 +297,46 @@ fn a_close_beside_a_first_name_logs_the_time() {
     assert!(held > 0, "or nothing is tested");
 }
 
-/// Whether the link read as often. This read is held.
+/// Who syncs the volume beside that includes the time, whoever makes the link durable later.
+#[test]
+fn a_sync_beside_a_first_name_logs_the_time() {
+    let base = device(96 << 20);
+    let volume = open(&base);
+    fill_the_root(&volume);
+    volume.close().expect("closed");
+    drop(volume);
+    let held = (0..14).take_while(|&read| synced_beside_a_link(&copy(&*base), read)).count();
+    assert!(held > 0, "or nothing is tested");
+}
+
+fn synced_beside_a_link(device: &Arc<dyn BlockDevice>, read: usize) -> bool {
+    let syncs = |volume: &Volume, _file: File| volume.sync().expect("synced");
+    beside_a_link(device, read, syncs, |volume| {
+        let other = volume.open_file("/a rather long name of a file, number 1").expect("there");
+        other.node().change(&permissions(0o600)).expect("changed");
+        other.sync().expect("synced");
+    })
+}
+
 fn closed_beside_a_link(device: &Arc<dyn BlockDevice>, read: usize) -> bool {
+    beside_a_link(
+        device,
+        read,
+        |_, file| drop(file),
+        |volume| {
+            volume.pass_idle_time().expect("written back");
+        },
+    )
+}
+
+/// Whether the link read as often. This read is held, while the file is overwritten and something is done `beside`. Then
+/// the link is made durable, and the power goes.
+fn beside_a_link(
+    device: &Arc<dyn BlockDevice>,
+    read: usize,
+    beside: impl FnOnce(&Volume, File) + Send,
+    make_durable: impl FnOnce(&Volume),
+) -> bool {
     let hold = Arc::new(HoldDevice::new(Arc::clone(device)));
     let how = OpenOptions::new().writable(true).cache_size(64 << 10);
     let volume = Volume::open_device(hold.clone(), &how).expect("clean");
@@ -320,21 +360,61 @@ fn closed_beside_a_link(device: &Arc<dyn BlockDevice>, read: usize) -> bool {
         }
         file.overwrite_at(&[2; 4096], 0).expect("overwritten");
         let seen = file.metadata().mtime;
-        let closes = scope.spawn(move || drop(file));
+        let volume = &volume;
+        let beside = scope.spawn(move || beside(volume, file));
         thread::sleep(Duration::from_millis(200));
         hold.release();
-        closes.join().expect("no panic");
+        beside.join().expect("no panic");
         Some((seen, links.join().expect("no panic")))
     });
     drop(node);
     let Some((seen, is_linked)) = seen else { return false };
     if is_linked {
-        volume.pass_idle_time().expect("written back");
+        make_durable(&volume);
         let crashed = Volume::open_device(copy(&**device), &OpenOptions::new()).expect("replayed");
         let logged = crashed.metadata("/a name").expect("there").mtime;
         assert!(logged >= seen, "read {read}: seen {seen:?}, in the log {logged:?}");
     }
     true
+}
+
+/// Appended, dated ahead, overwritten: the overwrite came last, and the coarse clock may be behind.
+#[test]
+fn an_overwrite_is_not_older_than_the_write_before_it() {
+    let volume = open(&device(64 << 20));
+    let file = new_file(&volume, "a");
+    file.write_at(&[1; 4096], 0).expect("written");
+    for turn in 0..100 {
+        file.append(&[2; 4096]).expect("appended");
+        let appended = file.metadata().mtime;
+        file.node().change(&Changes { mtime: Some(FUTURE), ..Changes::default() }).expect("dated");
+        file.overwrite_at(&[3; 4096], 0).expect("overwritten");
+        let now = file.metadata().mtime;
+        assert!(now >= appended && now < FUTURE, "turn {turn}: appended {appended:?}, overwritten {now:?}");
+    }
+}
+
+/// Regression: each sync behind an overwrite was a commit, although the clock had not ticked.
+#[test]
+fn a_sync_of_each_overwrite_logs_one_time_a_tick() {
+    let commits = || {
+        let classes: BTreeMap<_, _> = lockstat::report().into_iter().collect();
+        classes.get(lockstat::COMMIT_CLASS).map_or(0, |commits| commits.shared)
+    };
+    lockstat::enable();
+    let volume = open(&device(64 << 20));
+    let file = new_file(&volume, "a");
+    file.write_at(&[1; 4096], 0).expect("written");
+    volume.sync().expect("synced");
+    // Behind the fine time of the write.
+    thread::sleep(Duration::from_millis(20));
+    let (before, began) = (commits(), Instant::now());
+    for _ in 0..2000 {
+        file.overwrite_at(&[2; 4096], 0).expect("overwritten");
+        file.sync().expect("synced");
+    }
+    let (logged, ticks) = (commits() - before, began.elapsed().as_millis() as u64 + 2);
+    assert!(logged <= ticks, "{logged} commits in {ticks} ms, of which each may have a tick");
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl FileMap {
     /// A handle of the file was closed; the file may stay open. Logs times that are only in memory, and frees unclaimed
     /// space that is staged for copies. What fails here is done when the file is closed.
     pub fn handle_closed(&self) {
-        if self.volume.is_writable() && self.has_name_to_log_times() {
+        if self.volume.is_writable() && file::has_name(&self.entry) {
             let _ = file::log_times(&self.volume, &self.entry);
             let _ = file::cancel_cow(&self.volume, &self.entry, FileBlock(0)..FileBlock(u64::MAX));
         }
@@ -298,16 +298,6 @@ impl FileMap {
         prepared
     }
 
-    /// Whether the file has a name, so that its times are worth a commit. Who gives it its first one has it locked, and
-    /// may have looked for noted times before the last of them.
-    fn has_name_to_log_times(&self) -> bool {
-        let has_name = || self.entry.snapshot().nlink() > 0;
-        if !has_name() && self.entry.overwritten().is_noted() {
-            drop(self.entry.ilock_shared());
-        }
-        has_name()
-    }
-
     fn blocks(&self, bytes: &Range<u64>) -> Range<FileBlock> {
         let log = self.volume.geometry().block_log;
         debug_assert_eq!((bytes.start | bytes.end) & ((1 << log) - 1), 0, "whole blocks");
@@ -322,7 +312,7 @@ impl Drop for FileMap {
             let _ = inactive::inactivate_ending(&self.volume, &self.entry, self.life);
             return;
         }
-        if self.volume.is_writable() && self.has_name_to_log_times() {
+        if self.volume.is_writable() && file::has_name(&self.entry) {
             let _ = file::log_times(&self.volume, &self.entry);
         }
         let last = self.entry.close(self.life);

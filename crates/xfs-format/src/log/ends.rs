@@ -48,6 +48,8 @@ pub struct LogEnds {
     /// `h_size` of the newest record, in bytes. The next records must have the same. 0: there is
     /// none.
     pub record_size: u32,
+    /// Whether something lies behind the newest whole record: one that is torn, or a header of another log.
+    pub is_torn: bool,
 }
 
 impl LogEnds {
@@ -78,13 +80,15 @@ where
             tail: Lsn::default(),
             clean: true,
             record_size: 0,
+            is_torn: false,
         });
     };
     let mut last = log.last_whole_record(head)?;
     if identity.v5 {
         last = log.without_torn_records(last)?;
     }
-    log.ends(&last)
+    let ends = log.ends(&last)?;
+    Ok(LogEnds { is_torn: ends.head != head, ..ends })
 }
 
 struct Log<F> {
@@ -287,7 +291,7 @@ where
                 };
             };
             let is_reached = looked_at < RECORDS_IN_FLIGHT;
-            if good && (!is_reached || previous.lsn_before(&record) < newest_good.header.tail_lsn()) {
+            if good && (!is_reached || previous.lsn_before(&record) < self.tail_of(&newest_good)?) {
                 return Ok(newest_good);
             }
             let torn = !good || previous.header.is_err();
@@ -316,15 +320,24 @@ where
         Ok(verify_checksum(&record.header, &bytes, &self.identity).is_ok())
     }
 
-    fn ends(&mut self, last: &Placed) -> Result<LogEnds, E> {
-        let first_data = (last.at + last.header.header_blocks()) % self.blocks;
+    /// Whether a record is that of a clean unmount.
+    fn is_unmount(&mut self, record: &Placed) -> Result<bool, E> {
+        let first_data = (record.at + record.header.header_blocks()) % self.blocks;
         let mut block = [0; BLOCK_SIZE];
         (self.read)(first_data, &mut block)?;
-        let clean = is_unmount_record(&last.header, &block);
-        let lsn = last.header.lsn();
-        let tail = if clean { lsn } else { last.header.tail_lsn() };
+        Ok(is_unmount_record(&record.header, &block))
+    }
+
+    /// The oldest record that is needed if this is the newest one. Behind a clean unmount none is, whatever it names.
+    fn tail_of(&mut self, newest: &Placed) -> Result<Lsn, E> {
+        Ok(if self.is_unmount(newest)? { newest.header.lsn() } else { newest.header.tail_lsn() })
+    }
+
+    fn ends(&mut self, last: &Placed) -> Result<LogEnds, E> {
+        let (lsn, clean, tail) = (last.header.lsn(), self.is_unmount(last)?, self.tail_of(last)?);
         let record_size = last.header.size.get();
-        Ok(LogEnds { head: self.end_of(last), last_record: Some(last.at), lsn, tail, clean, record_size })
+        let (head, last_record) = (self.end_of(last), Some(last.at));
+        Ok(LogEnds { head, last_record, lsn, tail, clean, record_size, is_torn: false })
     }
 }
 
@@ -341,6 +354,7 @@ mod tests {
             tail: lsn,
             clean: true,
             record_size: 0,
+            is_torn: false,
         };
         let lsn = |cycle: u64, block: u64| Lsn(cycle << 32 | block);
         assert_eq!(ends(9, Some(7), lsn(3, 7)).head_lsn(), lsn(3, 9));
@@ -578,6 +592,20 @@ mod tests {
             // Its own tail is needed.
             let ends = ring.damaged(last[3], byte).ends();
             assert_eq!((ends.head, ends.last_record), (last[3], Some(last[2])), "{field}");
+        }
+    }
+
+    /// Regression: a change of the UUID leaves records of the old one before the record of a clean unmount, which may name
+    /// one of them as its tail. The log counted as torn.
+    #[test]
+    fn a_clean_unmount_needs_no_record_before_it() {
+        let (mut ring, last) = Ring::with_last(5);
+        ring.tail = u64::from(ring.cycle) << 32 | u64::from(last[3]);
+        let (newest, _) = ring.append(1, true);
+        for (byte, field) in FIELDS {
+            let ends = ring.damaged(last[4], byte).ends();
+            assert_eq!((ends.head, ends.last_record), (ring.at, Some(newest)), "{field}");
+            assert!(ends.clean, "{field}");
         }
     }
 

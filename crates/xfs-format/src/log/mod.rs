@@ -40,7 +40,7 @@ pub use op::{Client, Op, OpFlags, OpHeader, RecordOps, TransHeader, is_unmount_o
 pub use quota::{DquotFormat, QuotaOff};
 pub use record::{
     BLOCK_SIZE, ExtHeader, LogIdentity, MAX_RECORD_SIZE, RECORD_MAGIC, RecordHeader, block_cycle, checksum,
-    give_to, is_cleared, is_unmount_record, pack, unpack, verify_checksum,
+    clear, give_to, is_cleared, is_unmount_record, pack, unpack, verify_checksum,
 };
 
 /// Integers in the byte order of the host that wrote the log. The record header was checked: it is

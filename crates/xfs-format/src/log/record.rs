@@ -125,11 +125,6 @@ impl RecordHeader {
         }
     }
 
-    /// A header without a record, with which a block is overwritten that may have traces of a crash: see [`is_cleared`].
-    pub fn cleared(uuid: Uuid, lsn: Lsn, tail_lsn: Lsn) -> Self {
-        Self { prev_block: 0.into(), ..Self::new(uuid, lsn, tail_lsn, 0) }
-    }
-
     fn check_fields(&self, identity: &LogIdentity) -> Result<(), FormatError> {
         let bad = |check, found: u32, expected: u32| {
             Err(FormatError::mismatch(RECORD, check, found.into(), expected.into()))
@@ -211,15 +206,29 @@ pub fn block_cycle(block: &[u8]) -> Option<u32> {
     }
 }
 
-/// Whether a block was cleared: recovery, a kernel's too, overwrites what a crash may have left behind the log's head with
-/// headers of records that have nothing in them. `lsn` is that of a record at its place.
+/// What a block has behind its cycle that our recovery cleared.
+const CLEARED: [u8; 16] = *b"cleared by uxfs.";
+
+/// Makes a block one of an older cycle that has nothing in it: see [`is_cleared`]. It does not begin as a header, so a
+/// kernel that looks for its first record at the tail goes past it.
+pub fn clear(block: &mut [u8], cycle: u32) {
+    block.fill(0);
+    let start = cycle.to_be_bytes().into_iter().chain(CLEARED);
+    block.iter_mut().zip(start).for_each(|(byte, new)| *byte = new);
+}
+
+/// Whether a block was cleared: recovery overwrites what a crash may have left behind the log's head. A kernel's does so
+/// with headers of records that have nothing in them. `lsn` is that of a record at its place.
 pub fn is_cleared(block: &[u8], lsn: Lsn) -> bool {
-    RecordHeader::ref_from_prefix(block).is_ok_and(|(header, _)| {
+    let cycle = (lsn.0 >> 32) as u32;
+    let by_us = block_cycle(block) == Some(cycle) && block.get(4..4 + CLEARED.len()) == Some(&CLEARED);
+    let by_kernel = RecordHeader::ref_from_prefix(block).is_ok_and(|(header, _)| {
         header.magic.get() == RECORD_MAGIC
-            && header.cycle.get() == (lsn.0 >> 32) as u32
+            && header.cycle.get() == cycle
             && header.lsn() == lsn
             && (header.len.get(), header.num_logops.get(), header.crc.get()) == (0, 0, 0)
-    })
+    });
+    by_us || by_kernel
 }
 
 /// Splits a whole record (packed or not) into its header blocks and its data, both of the length that the
@@ -446,15 +455,23 @@ mod tests {
 
     #[test]
     fn a_cleared_block_is_no_record_and_is_known_by_its_place() {
-        let lsn = Lsn(5 << 32 | 17);
-        let header = RecordHeader::cleared(IDENTITY.uuid, lsn, Lsn(5 << 32 | 40));
-        assert!(RecordHeader::check(header.as_bytes(), &IDENTITY).is_err());
-        assert_eq!(block_cycle(header.as_bytes()), Some(5));
-        assert!(is_cleared(header.as_bytes(), lsn));
-        assert!(!is_cleared(header.as_bytes(), Lsn(5 << 32 | 18)), "it belongs elsewhere");
+        let (here, elsewhere) = (Lsn(5 << 32 | 17), Lsn(5 << 32 | 18));
+        let mut by_kernel = [0; BLOCK_SIZE];
+        let header = RecordHeader::new(IDENTITY.uuid, here, Lsn(5 << 32 | 40), 0);
+        by_kernel[..size_of::<RecordHeader>()].copy_from_slice(header.as_bytes());
+        assert!(!is_cleared(&by_kernel, elsewhere));
+        let mut by_us = [7; BLOCK_SIZE];
+        clear(&mut by_us, 5);
+        assert!(!by_us.starts_with(&RECORD_MAGIC.to_be_bytes()));
+        assert!(!is_cleared(&by_us, Lsn(6 << 32 | 17)), "of another cycle");
+        for block in [by_kernel, by_us] {
+            assert!(RecordHeader::check(&block, &IDENTITY).is_err());
+            assert_eq!(block_cycle(&block), Some(5));
+            assert!(is_cleared(&block, here));
+        }
         let (mut damaged, _) = record(512, 32 << 10);
         damaged.len.set(0);
-        assert!(!is_cleared(damaged.as_bytes(), lsn), "it has operations");
+        assert!(!is_cleared(damaged.as_bytes(), damaged.lsn()), "it has operations");
         assert!(!is_cleared(&[0; 512], Lsn(0)), "it was never written");
     }
 

@@ -41,6 +41,7 @@ pub use remove::{free_data_behind_end, has_data_behind_end, remove_blocks, trunc
 pub use resize::{set_size, space_set_aside};
 pub(crate) use shared::known_run;
 pub use shift::{collapse_blocks, insert_blocks};
+pub(crate) use times::has_name;
 pub use times::{log_all_times, log_times};
 
 use crate::error::{Error, Result, ShutdownReason};

@@ -33,13 +33,23 @@ pub fn log_times(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
     Ok(())
 }
 
+/// Whether a file has a name, so that its times are worth a commit. Who gives it its first one has it locked, and may have
+/// looked for noted times before the last of them.
+pub(crate) fn has_name(entry: &InodeEntry) -> bool {
+    let has_name = || entry.snapshot().nlink() > 0;
+    if !has_name() && entry.overwritten().is_noted() {
+        drop(entry.ilock_shared());
+    }
+    has_name()
+}
+
 /// Logs times that are only in memory: those of overwrites of open files. A failure skips the file; the first error is
 /// returned at the end.
 pub fn log_all_times(mount: &Arc<Mount>) -> Result<()> {
     let mut all = Ok(());
     // Of all inodes in memory, only few have one.
     let noted = mount.inodes_in_memory(|entry| entry.overwritten().is_noted());
-    for entry in noted.into_iter().filter(|entry| entry.snapshot().nlink() > 0) {
+    for entry in noted.into_iter().filter(|entry| has_name(entry)) {
         match log_times(mount, &entry) {
             // It is gone by now.
             Ok(()) | Err(Error::NoSuchInode(_) | Error::WrongType { .. }) => {}

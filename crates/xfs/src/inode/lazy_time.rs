@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - noting a time costs two loads. It stores only if the system's coarse clock has ticked since the last note, or if
-//!   that one is being told, so threads that overwrite one file do not pass a cache line to and fro;
+//!   that one is being told or told, so threads that overwrite one file do not pass a cache line to and fro;
 //! - a noted time never goes back, whoever notes it: who was interrupted has an earlier one;
 //! - a time stays noted until a version of the inode with it is committed. Every change of the inode puts it there
 //!   first. So whoever reads this first, and the committed version afterwards, misses no time;
@@ -17,7 +17,9 @@ use xfs_format::timestamp::Timestamp;
 
 const NANOS: u64 = 1_000_000_000;
 
-/// The bits of a note that are no time. In those that are left, a coarse clock loses nothing.
+/// The bits of a note that are its time. A coarse clock, which has some milliseconds, loses four microseconds.
+const TIME: u64 = !0xfff;
+/// The bits that say what has become of it. Those between tell notes of one time apart.
 const STATE: u64 = 3;
 /// A version with this time is about to be published.
 const BEING_TOLD: u64 = 1;
@@ -30,13 +32,13 @@ const TOLD: u64 = 2;
 /// for a time that was noted behind the last change of the inode: an earlier one is in it already.
 pub(crate) fn after_overwrite(known: (Timestamp, Timestamp), time: Timestamp) -> (Timestamp, Timestamp) {
     let (mtime, ctime) = known;
-    (if mtime > ctime { time } else { mtime.max(time) }, ctime.max(time))
+    (if mtime > ctime { time.max(ctime) } else { mtime.max(time) }, ctime.max(time))
 }
 
 /// A time that the inode does not know yet.
 #[derive(Debug, Default)]
 pub struct LazyTime {
-    /// The last note: nanoseconds since 1970, in steps of four, and what has become of it. 0 for none.
+    /// The last note: nanoseconds since 1970, a number, and what has become of it. 0 for none.
     note: AtomicU64,
     /// The file that it belongs to.
     life: AtomicU64,
@@ -49,22 +51,23 @@ impl LazyTime {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         let now = u64::try_from(now.tv_sec).unwrap_or(0) * NANOS + u64::try_from(now.tv_nsec).unwrap_or(0);
         // A clock that was never set must still give a time other than 0.
-        let now = (now & !STATE).max(STATE + 1);
+        let now = (now & TIME).max(!TIME + 1);
         let known = self.note.load(Ordering::Acquire);
-        match self.life.load(Ordering::Relaxed).cmp(&life.to_bits()) {
+        let next = match self.life.load(Ordering::Relaxed).cmp(&life.to_bits()) {
             // The file is gone.
             Greater => return,
-            Equal if known >= now && known & STATE == 0 => return,
-            Equal => {}
+            Equal if known & STATE == 0 && known & TIME >= now => return,
+            // What is told counts no more, whatever the clock says.
+            Equal if known & STATE != 0 => now.max((known | STATE) + 1),
+            Equal => now,
             Less => {
                 // What was known is of an earlier file, unless somebody has noted a time of this one meanwhile.
                 let _ = self.note.compare_exchange(known, 0, Ordering::Relaxed, Ordering::Relaxed);
                 // Whoever sees this before the new time runs beside an overwrite.
                 self.life.store(life.to_bits(), Ordering::Release);
+                now
             }
-        }
-        // What is told counts no more, whatever the clock says.
-        let next = if known & STATE == 0 { now } else { now.max((known | STATE) + 1) };
+        };
         // Release: whoever sees the time sees whose it is.
         self.note.fetch_max(next, Ordering::Release);
     }
@@ -122,7 +125,7 @@ impl NotedTime {
     #[inline]
     pub(crate) fn since(self, inode: &Inode) -> Option<Timestamp> {
         let is_known = self.life != inode.life().to_bits() || self.note <= inode.known_note();
-        let nanos = self.note & !STATE;
+        let nanos = self.note & TIME;
         let (seconds, nanoseconds) = ((nanos / NANOS).cast_signed(), (nanos % NANOS) as u32);
         (!is_known).then_some(Timestamp { seconds, nanoseconds })
     }

@@ -176,9 +176,9 @@ impl LogLayout {
         self.run_max() * self.record_max() as usize
     }
 
-    /// Blocks behind the head where a crash may have left traces: whole sectors.
+    /// Blocks behind the head where a crash may have left traces, as far as the log is free: whole sectors.
     pub(super) fn doubtful_blocks(&self) -> u32 {
-        UNFLUSHED_BLOCKS.min(self.blocks / 2) & !7
+        UNFLUSHED_BLOCKS.min(self.blocks) & !7
     }
 
     /// Position of the next record, and the block of the last one (`u32::MAX` if there is none).
@@ -276,6 +276,7 @@ mod tests {
             tail: Lsn(0),
             clean: true,
             record_size: 0,
+            is_torn: false,
         };
         assert_eq!(layout.head(&ends(2, 0, 1), 512), Ok((Pos(1002), 0)));
         assert_eq!(layout.head(&ends(0, 990, 3), 512), Ok((Pos(4000), 990)));

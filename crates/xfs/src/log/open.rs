@@ -2,17 +2,16 @@
 //!
 //! A crash may have left blocks of the current cycle behind the head: records that were under way behind an incomplete
 //! one. Once the log has overwritten a part of them, the rest would look like its newest records. So they are
-//! overwritten before anything else is, with headers of empty records, as a kernel does it. They may lie over the tail
-//! that the last record names. A crash that comes before the next record leaves them there, and recovery tells by them
-//! that the log was free there, and not damaged.
+//! overwritten before anything else is. They may lie over the tail that the last record names, and over more than was
+//! overwritten there. A crash that comes before the next record leaves them cleared: a kernel goes past what does not
+//! begin as a header, and our recovery tells by what is in them that the log was free there, and not damaged.
 
 use super::layout::{LogLayout, Pos};
 use crate::error::{Error, Result};
 use blockdev::{AlignedBuf, BlockDevice, Durability};
 use xfs_format::error::FormatError;
-use xfs_format::log::{BLOCK_SIZE, LogEnds, RecordHeader, block_cycle};
+use xfs_format::log::{self, BLOCK_SIZE, LogEnds, block_cycle};
 use xfs_format::superblock::Superblock;
-use zerocopy::IntoBytes;
 
 /// Blocks that are checked together.
 const CHUNK: u32 = 256;
@@ -89,26 +88,16 @@ fn clear_traces(device: &dyn BlockDevice, layout: &LogLayout, head: Pos, tail: P
         return Ok(());
     }
     for_chunks(layout, head, room, |offset, first, chunk| {
-        chunk.fill(0);
         for (at, block) in (first.0..).zip(chunk.chunks_exact_mut(BLOCK_SIZE)) {
-            clear(block, layout, Pos(at), tail);
+            // What was never written stays zero.
+            match older_cycle(layout, Pos(at)) {
+                0 => block.fill(0),
+                older => log::clear(block, older),
+            }
         }
         Ok(device.write(offset, chunk, Durability::Volatile)?)
     })?;
     Ok(device.flush()?)
-}
-
-/// Makes a block, of zeroes so far, one that has not been written since the log wrapped around. It stays zero if the log
-/// never did.
-fn clear(block: &mut [u8], layout: &LogLayout, at: Pos, tail: Pos) {
-    let older = Pos(at.0.saturating_sub(layout.blocks.into()));
-    if older_cycle(layout, at) == 0 {
-        return;
-    }
-    let header = RecordHeader::cleared(layout.uuid, layout.lsn(older), layout.lsn(tail));
-    if let Some(start) = block.get_mut(..size_of::<RecordHeader>()) {
-        start.copy_from_slice(header.as_bytes());
-    }
 }
 
 /// The cycle of a block that has not been written since the log wrapped around.

@@ -309,10 +309,15 @@ mod tests {
             }
         }
 
-        fn clear(&self, at: u64) {
+        /// As a kernel does, or as we do.
+        fn clear(&self, at: u64, by_kernel: bool) {
             let mut block = [0; BLOCK_SIZE];
-            let header = RecordHeader::cleared(IDENTITY.uuid, lsn(at), lsn(TAIL + LENGTH));
-            block[..size_of::<RecordHeader>()].copy_from_slice(header.as_bytes());
+            if by_kernel {
+                let header = RecordHeader::new(IDENTITY.uuid, lsn(at), lsn(TAIL + LENGTH), 0);
+                block[..size_of::<RecordHeader>()].copy_from_slice(header.as_bytes());
+            } else {
+                xfs_format::log::clear(&mut block, (lsn(at).0 >> 32) as u32);
+            }
             self.write(at, &block);
         }
 
@@ -425,9 +430,9 @@ mod tests {
     /// A recovery that was cut short had cleared away what was under way.
     #[test]
     fn what_a_recovery_has_cleared_was_overwritten() {
-        for over in 1..=20 * LENGTH {
+        for (over, by_kernel) in (1..=20 * LENGTH).flat_map(|over| [(over, false), (over, true)]) {
             let ring = Ring::new();
-            (0..over).for_each(|block| ring.clear(TAIL + block));
+            (0..over).for_each(|block| ring.clear(TAIL + block, by_kernel));
             assert_eq!(ring.first(REACH).unwrap(), over.div_ceil(LENGTH), "{over} blocks");
             // It came so far.
             ring.overwrite(FREE + over / 2..FREE + over);

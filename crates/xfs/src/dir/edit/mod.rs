@@ -27,7 +27,7 @@ mod space;
 pub use find::{Lookup, find, find_to_add};
 
 use super::{FileType, NAME, leaf_space, walk};
-use crate::error::{Error, Result};
+use crate::error::{Error, NameProblem, Result};
 use crate::fork::{Fork, ForkMut};
 use find::EntryPath;
 use std::ops::ControlFlow;
@@ -142,9 +142,13 @@ impl Lookup {
     }
 }
 
-/// Adds a name that does not exist.
+/// Adds a name, unless it exists.
 pub fn add(fork: &mut dyn ForkMut, entry: NewEntry<'_>) -> Result<()> {
-    find(fork, entry.name)?.add(fork, entry)
+    let lookup = find(fork, entry.name)?;
+    match lookup.found() {
+        Some(_) => Err(NameProblem::Exists.into()),
+        None => lookup.add(fork, entry),
+    }
 }
 
 /// Removes a name that exists. Returns its inode.
