@@ -10,6 +10,7 @@ mod common;
 use blockdev::{BlockDevice, Durability, MemoryDevice};
 use common::devices::{bytes_of, copy, holding, log_of, superblock_of};
 use common::files::{image_of, made_small, said, seeds};
+use common::logs::with_tail;
 use common::mounted;
 use fastrand::Rng;
 use oracles::xfsprogs::Release;
@@ -18,9 +19,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use uxfs::{
-    Dir, ErrorKind, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Rename, Result, Volume, mkfs_device,
-};
+use uxfs::{Dir, ErrorKind, MkfsOptions, NewNode, OpenOptions, Result, Volume, mkfs_device};
 use xfs::recovery::log_ends::log_ends;
 use xfs_format::log::{BLOCK_SIZE, LogEnds, LogIdentity, RecordHeader};
 
@@ -147,46 +146,12 @@ fn root_of(volume: &Volume) -> Dir {
     volume.root().expect("root").as_dir().expect("a directory")
 }
 
-const FILES: usize = 1500;
-
-/// A name for the file with this number, after so many turns.
-fn name(file: usize, turn: usize) -> String {
-    format!("a file of some name {file:04} {}", turn % 3)
-}
-
-/// A volume whose log is so full that eight of the largest records reach over its tail, and eight of its own do not.
-fn with_full_log() -> Arc<dyn BlockDevice> {
-    let features = MkfsFeatures::of_kernel("6.1").expect("known");
-    let device = in_memory(96 << 20, &MkfsOptions::new().features(features).small(true).log_size(5600 << 10));
-    let volume = opened(&device).expect("clean");
-    for file in 0..FILES {
-        root_of(&volume).create_file(name(file, 0).as_bytes(), &NewNode::default()).expect("made");
-    }
-    volume.close().expect("closed");
-    drop(volume);
-    let volume = opened(&device).expect("clean");
-    let root = root_of(&volume);
-    for nth in 0..60_000 {
-        let (file, turn) = (nth % FILES, nth / FILES);
-        let (from, to) = (name(file, turn), name(file, turn + 1));
-        root.rename(from.as_bytes(), &root, to.as_bytes(), Rename::Replace).expect("renamed");
-        if nth % 5 == 0 {
-            volume.sync().expect("synced");
-            let log = Log::of(&*device);
-            let own = 8 * u64::from(log.ends.record_size) / BLOCK_SIZE as u64;
-            if !log.ends.clean && (own + 200..4000).contains(&log.room()) {
-                return copy(&*device);
-            }
-        }
-    }
-    panic!("the log never was that full");
-}
-
 /// Regression: such a record was left out with all before it, and recovery said that it was done.
 #[test]
 #[ignore = "needs root and xfsprogs"]
 fn a_bad_record_at_the_tail_that_no_crash_reaches_is_damage() {
-    let device = with_full_log();
+    // So full that eight of the largest records reach over its tail, and eight of its own do not.
+    let (device, _) = with_tail(|tail| (712..3800).contains(&tail.room));
     let log = Log::of(&*device);
     // The block behind the tail's header has the cycle of its record: nothing was written over it.
     let damaged = log.changed(&*device, log.tail() + 1, |block| block[100] ^= 0x40);

@@ -5,6 +5,8 @@ mod crash;
 pub mod devices;
 #[allow(dead_code, reason = "each test uses its part")]
 pub mod files;
+#[allow(dead_code, reason = "each test uses its part")]
+pub mod logs;
 
 #[allow(unused_imports, reason = "not every test names its type")]
 pub use crash::Opened;
