@@ -177,7 +177,7 @@ fn an_overwrite_behind_a_change_of_times_that_was_seen_counts() {
     file.write_at(&[1; 4096], 0).expect("written");
     file.sync().expect("synced");
     let (turn, done, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-    let mode_of = |turn: u64| if turn % 2 == 0 { 0o600 } else { 0o644 };
+    let mode_of = |turn: u64| if turn.is_multiple_of(2) { 0o600 } else { 0o644 };
     let until = Instant::now() + STORM;
     let lost = thread::scope(|scope| {
         scope.spawn(|| {

@@ -177,7 +177,7 @@ mod tests {
         // Begins a little earlier or later.
         let begin = |nth: u64| {
             let some = nth.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
-            (0..some % (1 << (some >> 8 & 7) << 1)).for_each(|n| drop(std::hint::black_box(n)));
+            (0..some % (1 << (some >> 8 & 7) << 1)).for_each(|_| std::hint::spin_loop());
         };
         let take = || {
             taken.fetch_add(counters.reserve_blocks(1).is_ok().into(), Ordering::AcqRel);

@@ -30,7 +30,7 @@ impl Ring {
     }
 
     pub fn lsn(&self, at: u64) -> Lsn {
-        Lsn(at / self.blocks << 32 | at % self.blocks)
+        Lsn(((at / self.blocks) << 32) | (at % self.blocks))
     }
 
     pub fn pos(&self, lsn: Lsn) -> u64 {

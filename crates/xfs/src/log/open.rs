@@ -166,9 +166,9 @@ mod tests {
         assert_eq!(marked(2508), (5, 1));
         stamp(40, 7);
         clear_traces(&device, &layout, head, free).unwrap();
-        assert_eq!((marked(2499), marked(996)), ((6, 1), (6, 1)));
+        assert_eq!((marked(2499), marked(2400)), ((6, 1), (6, 1)), "from the tail to the head");
         assert!(is_cleared(2500, 5) && is_cleared(2999, 5));
-        assert!(is_cleared(0, 6) && is_cleared(40, 6) && is_cleared(995, 6));
+        assert!(is_cleared(0, 6) && is_cleared(40, 6) && is_cleared(2399, 6));
     }
 
     #[test]
