@@ -288,24 +288,23 @@ fn a_stat_by_number_is_of_one_file() {
 /// directory. Neither may leave its time to the other.
 #[test]
 fn a_close_beside_a_first_name_logs_the_time() {
-    let base = device(96 << 20);
-    let volume = open(&base);
-    fill_the_root(&volume);
-    volume.close().expect("closed");
-    drop(volume);
-    let held = (0..14).take_while(|&read| closed_beside_a_link(&copy(&*base), read)).count();
-    assert!(held > 0, "or nothing is tested");
+    at_each_read_of_a_link(closed_beside_a_link);
 }
 
 /// Who syncs the volume beside that includes the time, whoever makes the link durable later.
 #[test]
 fn a_sync_beside_a_first_name_logs_the_time() {
+    at_each_read_of_a_link(synced_beside_a_link);
+}
+
+/// Tries with each read of a link held, until it reads no more.
+fn at_each_read_of_a_link(is_held: impl Fn(&Arc<dyn BlockDevice>, usize) -> bool) {
     let base = device(96 << 20);
     let volume = open(&base);
     fill_the_root(&volume);
     volume.close().expect("closed");
     drop(volume);
-    let held = (0..14).take_while(|&read| synced_beside_a_link(&copy(&*base), read)).count();
+    let held = (0..14).take_while(|&read| is_held(&copy(&*base), read)).count();
     assert!(held > 0, "or nothing is tested");
 }
 
