@@ -16,7 +16,7 @@ pub mod volumes;
 
 pub use self::new::rename;
 
-use self::new::NewFile;
+use self::new::{NewFile, PrivateName};
 use crate::walk::InodeSet;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
@@ -302,25 +302,16 @@ impl HostTree {
             Leaf::Symlink(target) => rustix::fs::symlinkat(target, &self.current, name),
             Leaf::Node(..) => rustix::fs::mknodat(&self.current, name, kind, mode, device),
         };
-        let private = match self.make_if_free(name, kind, make)? {
-            true => None,
-            false => Some(new::under_private_name(make)?.0),
-        };
-        let made = private.as_deref().unwrap_or(name);
-        let done = new::handle_of_made(&self.current, made, kind, device).and_then(|handle| {
-            attributes(handle.as_fd())?;
-            if private.is_some() {
-                self.take_place(name, kind, |replace| rename(&self.current, made, name, replace))?;
-            }
-            new::identity(handle)
-        });
-        match done {
-            Ok(identity) => self.remember(identity),
-            Err(_) => {
-                let _ = rustix::fs::unlinkat(&self.current, made, AtFlags::empty());
-            }
-        }
-        done
+        // What would be refused in the end is refused before the work.
+        self.check_taken(name, kind)?;
+        let mut made = PrivateName::make(&self.current, make)?;
+        let handle = new::handle_of_made(&self.current, made.name(), kind, device)?;
+        attributes(handle.as_fd())?;
+        let identity = new::identity(handle)?;
+        self.take_place(name, kind, |replace| made.rename(name, replace))?;
+        drop(made);
+        self.remember(identity);
+        Ok(identity)
     }
 
     /// Makes `name` another name of the file `old` in `dir` (default: the current directory), replacing what has the
@@ -338,34 +329,23 @@ impl HostTree {
             Ok(stat) if Identity::of(&stat) == identity => FileType::from_raw_mode(stat.st_mode),
             _ => return Ok(false),
         };
-        let link = |name: &[u8]| rustix::fs::linkat(dir, old, &self.current, name, AtFlags::empty());
-        let has_it = |there: Option<Stat>| there.is_some_and(|there| Identity::of(&there) == identity);
-        if !has_it(self.existing(name)?) && !self.make_if_free(name, kind, link)? {
-            let (private, ()) = new::under_private_name(link)?;
-            let moved = self.take_place(name, kind, |replace| rename(&self.current, &private, name, replace));
-            moved.inspect_err(|_| {
-                let _ = rustix::fs::unlinkat(&self.current, private.as_slice(), AtFlags::empty());
-            })?;
-        }
-        Ok(true)
-    }
-
-    /// Makes something under a name that nothing has. `false`: something that may be replaced has it, perhaps since a
-    /// moment ago.
-    fn make_if_free(
-        &self,
-        name: &[u8],
-        kind: FileType,
-        make: impl Fn(&[u8]) -> rustix::io::Result<()>,
-    ) -> io::Result<bool> {
-        if self.existing(name)?.is_none() {
-            match make(name) {
-                Err(Errno::EXIST) => {}
-                made => return Ok(made.map(|()| true)?),
-            }
+        if self.existing(name)?.is_some_and(|there| Identity::of(&there) == identity) {
+            return Ok(true);
         }
         self.check_taken(name, kind)?;
-        Ok(false)
+        #[cfg(test)]
+        new::tests::interleave();
+        let link = |name: &[u8]| rustix::fs::linkat(dir, old, &self.current, name, AtFlags::empty());
+        let mut made = match PrivateName::make(&self.current, link) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            made => made?,
+        };
+        // Another file may have the old name since the look.
+        if Identity::of(&self.stat(made.name())?) != identity {
+            return Ok(false);
+        }
+        self.take_place(name, kind, |replace| made.rename(name, replace))?;
+        Ok(true)
     }
 
     /// See [`check_replaceable`](Self::check_replaceable); of what has the name now, if anything has.
@@ -499,6 +479,7 @@ mod tests {
     use super::links::{Link, Links};
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    use std::path::PathBuf;
 
     const NEW: New = New { mode: Mode::from_raw_mode(0o644), privileged: false };
 
@@ -553,6 +534,106 @@ mod tests {
         let refused = made(&mut host, &|| std::fs::write(&path, "another").unwrap()).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read(&path).unwrap(), b"another");
+    }
+
+    /// The only name in a directory that is not this one.
+    fn private_name(dir: &Path, known: &str) -> PathBuf {
+        let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+        names.filter(|entry| entry.file_name().as_os_str() != known).map(|entry| entry.path()).next().unwrap()
+    }
+
+    fn names(dir: &Path) -> usize {
+        std::fs::read_dir(dir).unwrap().count()
+    }
+
+    /// Another process takes the name of a pipe or link that is being made.
+    #[test]
+    fn what_takes_a_name_meanwhile_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("name");
+        for leaf in [Leaf::Node(FileType::Fifo, (0, 0)), Leaf::Symlink(b"anywhere")] {
+            let mut host = open(dir.path());
+            let mut made = |what: &'static [u8]| {
+                new::tests::once_made({
+                    let path = path.clone();
+                    move || std::fs::write(path, what).unwrap()
+                });
+                host.create(b"name", leaf, Mode::RUSR, |_| Ok(()))
+            };
+            assert_eq!(made(b"XFSB and so on").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(std::fs::read(&path).unwrap(), b"XFSB and so on");
+            std::fs::remove_file(&path).unwrap();
+            // An ordinary file is replaced, as if it had been there before.
+            made(b"a file").unwrap();
+            assert!(!path.symlink_metadata().unwrap().is_file());
+            assert_eq!(names(dir.path()), 1);
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
+
+    /// Two processes of one user make a symbolic link of one name.
+    #[test]
+    fn a_link_gets_its_own_attributes() {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs = std::rc::Rc::new(std::cell::Cell::new(None));
+        new::tests::once_made({
+            let (dir, theirs) = (dir.path().to_owned(), std::rc::Rc::clone(&theirs));
+            move || {
+                let link = Leaf::Symlink(b"theirs");
+                theirs.set(Some(open(&dir).create(b"name", link, Mode::RUSR, |_| Ok(())).unwrap()));
+            }
+        });
+        let mut dated = None;
+        let ours = open(dir.path()).create(b"name", Leaf::Symlink(b"ours"), Mode::RUSR, |handle| {
+            dated = Some(new::identity(handle)?);
+            Ok(())
+        });
+        let ours = ours.unwrap();
+        assert_ne!(Some(ours), theirs.get(), "there were two");
+        assert_eq!(dated, Some(ours));
+        assert_eq!(Identity::of(&open(dir.path()).stat(b"name").unwrap()), ours);
+        assert_eq!(std::fs::read_link(dir.path().join("name")).unwrap(), Path::new("ours"));
+        assert_eq!(names(dir.path()), 1);
+    }
+
+    /// Another process puts its own file under the name that a second name is linked to.
+    #[test]
+    fn a_second_name_is_never_of_the_file_of_somebody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut host, mut links) = (open(dir.path()), Links::default());
+        let identity = write(&mut host, b"one", b"ours").unwrap();
+        assert!(links.remember(&mut host, (0, 7), b"one", identity, 3));
+        new::tests::once_made({
+            let one = dir.path().join("one");
+            move || {
+                std::fs::rename(&one, one.with_file_name("kept")).unwrap();
+                std::fs::write(&one, "theirs").unwrap();
+            }
+        });
+        assert_eq!(links.link(&mut host, (0, 7), b"two").unwrap(), Link::Unknown);
+        assert!(!dir.path().join("two").exists());
+        assert_eq!(names(dir.path()), 2);
+    }
+
+    /// It becomes the name of the very file meanwhile: a rename does nothing then.
+    #[test]
+    fn a_name_that_is_linked_meanwhile_leaves_no_private_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut host, mut links) = (open(dir.path()), Links::default());
+        let identity = write(&mut host, b"one", b"ours").unwrap();
+        assert!(links.remember(&mut host, (0, 7), b"one", identity, 3));
+        std::fs::write(dir.path().join("two"), "old").unwrap();
+        host.made.clear();
+        new::tests::once_made({
+            let dir = dir.path().to_owned();
+            move || {
+                std::fs::remove_file(dir.join("two")).unwrap();
+                std::fs::hard_link(dir.join("one"), dir.join("two")).unwrap();
+            }
+        });
+        assert_eq!(links.link(&mut host, (0, 7), b"two").unwrap(), Link::Made);
+        assert_eq!(Identity::of(&host.stat(b"two").unwrap()), identity);
+        assert_eq!(names(dir.path()), 2);
     }
 
     #[test]
@@ -732,15 +813,16 @@ mod tests {
                     continue;
                 }
                 let dir = tempfile::tempdir().unwrap();
-                let (evil, name) = (dir.path().join("evil"), dir.path().join("made"));
+                let evil = dir.path().join("evil");
                 std::fs::write(&evil, "#!/bin/sh").unwrap();
                 std::fs::set_permissions(&evil, std::fs::Permissions::from_mode(0o777)).unwrap();
                 std::os::unix::fs::chown(&evil, Some(65534), Some(65534)).unwrap();
                 let open_evil = std::fs::File::open(&evil).unwrap();
                 let mut host = open(dir.path());
                 new::tests::once_made({
-                    let (evil, name) = (evil.clone(), name.clone());
+                    let evil = evil.clone();
                     move || {
+                        let name = private_name(evil.parent().unwrap(), "evil");
                         std::fs::remove_file(&name).unwrap();
                         swap(&evil, &name);
                     }

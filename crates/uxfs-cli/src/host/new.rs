@@ -1,8 +1,9 @@
 //! A new file in a directory of the host. It has no name, or a private one, until it is complete.
 //!
 //! Invariants: a file that is dropped before it is published leaves nothing; publishing under a free name never
-//! replaces another file; attributes are set on the file that was made, not on whatever has its name: if it had to be
-//! made by name, it is opened without following links, and must have the right type and owner and no other name.
+//! replaces another file; what is made by name is made under a private one, so that nothing is removed by a name that
+//! others know; attributes are set on the file that was made, not on whatever has its name: if it had to be made by name,
+//! it is opened without following links, and must have the right type and owner and no other name.
 
 use super::Identity;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -54,10 +55,7 @@ impl NewFile {
         if !replace {
             return Ok(link(name)?);
         }
-        let (private, ()) = under_private_name(link)?;
-        rename(dir, &private, name, true).inspect_err(|_| {
-            let _ = rustix::fs::unlinkat(dir, private.as_slice(), AtFlags::empty());
-        })
+        PrivateName::make(dir, link)?.rename(name, true)
     }
 }
 
@@ -69,19 +67,66 @@ impl Drop for NewFile {
     }
 }
 
+/// What was made under a private name, which goes when it is dropped.
+pub struct PrivateName<'d> {
+    dir: &'d OwnedFd,
+    name: Vec<u8>,
+    is_gone: bool,
+}
+
+impl<'d> PrivateName<'d> {
+    /// Makes something in `dir`.
+    pub fn make(dir: &'d OwnedFd, make: impl Fn(&[u8]) -> rustix::io::Result<()>) -> io::Result<Self> {
+        let (name, ()) = under_private_name(make)?;
+        Ok(Self { dir, name, is_gone: false })
+    }
+
+    /// The private name.
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// Gives it its final name; `replace`: even if that is taken.
+    pub fn rename(&mut self, name: &[u8], replace: bool) -> io::Result<()> {
+        rename(self.dir, &self.name, name, replace)?;
+        // Where both are names of one file, this does nothing.
+        let look = || rustix::fs::statat(self.dir, self.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW);
+        self.is_gone = !replace || look().is_err();
+        Ok(())
+    }
+}
+
+impl Drop for PrivateName<'_> {
+    fn drop(&mut self) {
+        if !self.is_gone {
+            let _ = rustix::fs::unlinkat(self.dir, self.name.as_slice(), AtFlags::empty());
+        }
+    }
+}
+
 /// Renames the private name to the final one.
 pub fn rename(dir: impl AsFd, private: &[u8], name: &[u8], replace: bool) -> io::Result<()> {
     if replace {
         return Ok(rustix::fs::renameat(&dir, private, &dir, name)?);
     }
     match rustix::fs::renameat_with(&dir, private, &dir, name, RenameFlags::NOREPLACE) {
-        // The file system does not support this check: the name was free a moment ago.
-        Err(Errno::INVAL | Errno::NOSYS) => match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => Ok(rustix::fs::renameat(&dir, private, &dir, name)?),
-            Ok(_) => Err(Errno::EXIST.into()),
-            Err(error) => Err(error.into()),
-        },
+        Err(Errno::INVAL | Errno::NOSYS) => rename_unchecked(dir, private, name),
         other => Ok(other?),
+    }
+}
+
+/// The same on a file system that does not check whether a name is free. A link never replaces; where there are none, the
+/// name was free a moment ago.
+fn rename_unchecked(dir: impl AsFd, private: &[u8], name: &[u8]) -> io::Result<()> {
+    match rustix::fs::linkat(&dir, private, &dir, name, AtFlags::empty()) {
+        Ok(()) => return Ok(rustix::fs::unlinkat(&dir, private, AtFlags::empty())?),
+        Err(Errno::EXIST) => return Err(Errno::EXIST.into()),
+        Err(_) => {}
+    }
+    match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => Ok(rustix::fs::renameat(&dir, private, &dir, name)?),
+        Ok(_) => Err(Errno::EXIST.into()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -163,6 +208,23 @@ pub mod tests {
         assert_eq!(names(), 1);
         drop(NewFile { fd: made, named: Some((fd.try_clone().unwrap(), name)) });
         assert_eq!(names(), 0);
+    }
+
+    /// As on a file system that cannot check in a rename whether the name is free.
+    #[test]
+    fn a_private_name_takes_no_place_unasked_where_nothing_checks_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+        let (private, name) = (dir.path().join("private"), dir.path().join("name"));
+        std::fs::write(&private, "new").unwrap();
+        std::fs::write(&name, "old").unwrap();
+        let taken = rename_unchecked(&fd, b"private", b"name").unwrap_err();
+        assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&name).unwrap(), b"old");
+        std::fs::remove_file(&name).unwrap();
+        rename_unchecked(&fd, b"private", b"name").unwrap();
+        assert_eq!(std::fs::read(&name).unwrap(), b"new");
+        assert!(!private.exists());
     }
 
     #[test]
