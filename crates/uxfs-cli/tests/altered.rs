@@ -491,7 +491,14 @@ fn copies_of_the_superblock_that_lag_behind_are_brought_up_to_date() {
         disk().write_all_at(copy, nth * group).unwrap();
     }
     assert_eq!(uxfs(&[&"check", &image.path]).status.code(), Some(5));
-    let said = String::from_utf8(uxfs_ok(&[&"recover", &image.path])).unwrap();
+    let before = std::fs::read(&image.path).unwrap();
+    let would_say = uxfs_ok(&[&"recover", &"--dry-run", &image.path]);
+    let would_say_json = uxfs_ok(&[&"--json", &"recover", &"--dry-run", &image.path]);
+    assert!(std::fs::read(&image.path).unwrap() == before, "a dry run changed it");
+    let said = uxfs_ok(&[&"recover", &image.path]);
+    assert_eq!(String::from_utf8_lossy(&would_say), String::from_utf8_lossy(&said));
+    assert!(String::from_utf8_lossy(&would_say_json).contains("\"superblock_copies_updated\":true"));
+    let said = String::from_utf8(said).unwrap();
     assert!(
         said.contains("the log is clean") && said.contains("copies of the superblock brought up"),
         "{said}"
@@ -499,6 +506,29 @@ fn copies_of_the_superblock_that_lag_behind_are_brought_up_to_date() {
     sound(&image.path);
     let said = String::from_utf8(uxfs_ok(&[&"--json", &"recover", &image.path])).unwrap();
     assert!(said.contains("\"superblock_copies_updated\":false"), "{said}");
+}
+
+/// `xfs_repair -L` leaves a header behind the end of the log that it zeroes. A recovery clears it, and says so.
+#[test]
+#[ignore = "needs root and xfsprogs"]
+fn what_is_left_behind_the_end_of_the_log_is_told_and_cleared() {
+    let image = filled(&[]);
+    let mount = image.mount(&[]);
+    std::fs::create_dir(mount.path().join("more")).unwrap();
+    run("xfs_io", &[&"-x", &"-c", &"shutdown -f", &mount.path()]);
+    drop(mount);
+    run("xfs_repair", &[&"-L", &image.path]);
+    let before = std::fs::read(&image.path).unwrap();
+    refused(&image.path, &[(&["uuid", "generate"], 7, "left behind the end of the log")]);
+    let would_say = uxfs_ok(&[&"recover", &"--dry-run", &image.path]);
+    assert!(std::fs::read(&image.path).unwrap() == before, "a dry run changed it");
+    let said = uxfs_ok(&[&"recover", &image.path]);
+    assert_eq!(String::from_utf8_lossy(&would_say), String::from_utf8_lossy(&said));
+    assert!(String::from_utf8_lossy(&said).contains("left behind the end of the log"));
+    let again = String::from_utf8(uxfs_ok(&[&"recover", &image.path])).unwrap();
+    assert_eq!(again, "the log is clean: nothing to recover\n");
+    uxfs_ok(&[&"uuid", &image.path, &"generate"]);
+    sound(&image.path);
 }
 
 /// On a block device there is nothing that could become longer.

@@ -138,6 +138,7 @@ pub fn grow_unless(
     how: &OpenOptions,
     stop: &dyn Fn() -> bool,
 ) -> Result<Grown> {
+    how.check_on_device()?;
     // The headers of many groups are small writes, far apart: the host's page cache takes them faster than the disk.
     let device = Arc::new(FileOptions::new().write(true).direct(false).open(image)?);
     // The bytes after a partition are not the volume's, and a damaged table does not tell where it ends.
@@ -254,6 +255,7 @@ fn on_device<T>(
     how: &OpenOptions,
     work: impl Fn(Arc<dyn BlockDevice>) -> xfs::Result<T>,
 ) -> Result<T> {
+    how.check_on_device()?;
     let options = FileOptions::new().write(true).direct(how.direct);
     let run = |options: &FileOptions| {
         let device = part(Arc::new(options.open(image)?), how)?;

@@ -168,9 +168,10 @@ pub(crate) fn engine_kind(error: &xfs::Error) -> ErrorKind {
         xfs::Error::SectorSize { .. } => ErrorKind::SectorSize,
         xfs::Error::NeedsRepair | xfs::Error::LogBehind { .. } => ErrorKind::Damaged,
         xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,
-        xfs::Error::DirtyLog | xfs::Error::CannotRecover(_) | xfs::Error::CannotFinish { .. } => {
-            ErrorKind::DirtyLog
-        }
+        xfs::Error::DirtyLog
+        | xfs::Error::LogTraces
+        | xfs::Error::CannotRecover(_)
+        | xfs::Error::CannotFinish { .. } => ErrorKind::DirtyLog,
         xfs::Error::NoSuchInode(_) => ErrorKind::NotFound,
         xfs::Error::Stale(_) => ErrorKind::Stale,
         xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,

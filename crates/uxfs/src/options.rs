@@ -1,5 +1,6 @@
 //! How to open a volume.
 
+use crate::error::{Error, ErrorKind};
 use fileio::{Flushing, Locking};
 use xfs::log::Designs;
 use xfs::volume;
@@ -91,10 +92,20 @@ impl OpenOptions {
     }
 
     /// Whether all changes of a volume that is opened for writing stay in memory, and are gone when it is closed: to try
-    /// what opening and changing it would do. The image is opened for reading, and nothing of it changes.
+    /// what opening and changing it would do. The image is opened for reading, and nothing of it changes. What changes an
+    /// image by its path ([`grow`](crate::grow), [`set_uuid`](crate::set_uuid), [`upgrade`](crate::upgrade)) refuses this.
     pub fn changes_in_memory(mut self, in_memory: bool) -> Self {
         self.in_memory = in_memory;
         self
+    }
+
+    /// Fails if changes are to stay in memory.
+    pub(crate) fn check_on_device(&self) -> Result<(), Error> {
+        if self.in_memory {
+            let what = "this changes the image itself: its changes cannot stay in memory";
+            return Err(Error::new(ErrorKind::InvalidInput, what));
+        }
+        Ok(())
     }
 
     /// Whether to bypass the host's page cache (`O_DIRECT`) if the host can do that.

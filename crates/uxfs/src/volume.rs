@@ -304,6 +304,12 @@ impl Volume {
         self.engine().copies_settled()
     }
 
+    /// Whether a crash or a repair had left something behind the end of the log, which was cleared when the volume was
+    /// opened for writing.
+    pub fn log_traces_cleared(&self) -> bool {
+        self.engine().log_traces_cleared()
+    }
+
     /// Makes all earlier changes durable. Reports, once, failures of write-back since the last call. What they do not
     /// concern is durable all the same.
     pub fn sync(&self) -> Result<()> {

@@ -203,8 +203,13 @@ fn a_log_that_was_zeroed_is_ended_well_before_its_uuid_changes() {
     let before = std::fs::read(&image).expect("read");
     let refused = uxfs::set_uuid(&image, NewUuid::Random, &writable()).expect_err("the log ends badly");
     assert_eq!(refused.kind(), ErrorKind::DirtyLog, "{refused}");
+    assert!(refused.to_string().contains("left behind the end of the log"), "{refused}");
     assert!(std::fs::read(&image).expect("read") == before, "it was changed");
-    Volume::open(&image, &writable()).and_then(|volume| volume.close()).expect("closed");
+    let cleared = || {
+        let volume = Volume::open(&image, &writable()).expect("opened");
+        volume.close().map(|()| volume.log_traces_cleared()).expect("closed")
+    };
+    assert_eq!([cleared(), cleared()], [true, false]);
     let superblock = superblock_of(&*holding(&before));
     let uuid = uxfs::set_uuid(&image, NewUuid::Random, &writable()).expect("set");
     assert_ne!(uuid.into_bytes(), superblock.uuid().0);

@@ -35,7 +35,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     interrupt::watch();
     let volume = Volume::open(image, &options.writable(true)).map_err(failure)?;
     volume.close().map_err(failure)?;
-    say(volume.recovery().as_ref(), volume.copies_settled(), global)?;
+    say(&Found::of(&volume), global)?;
     Ok(Exit::Ok)
 }
 
@@ -46,32 +46,52 @@ fn dry_run(args: &Args, options: &OpenOptions, global: &Global) -> Result<Exit> 
     let writer = uxfs::written_by(image);
     let in_memory = options.clone().writable(true).changes_in_memory(true);
     let tried = Volume::open(image, &in_memory).and_then(|volume| {
-        let recovery = volume.recovery();
-        volume.close().map(|()| recovery)
+        let found = Found::of(&volume);
+        volume.close().map(|()| found)
     });
     let failure = |error| args.image.failure(&error);
-    let (mut recovery, refused) = match tried {
-        Ok(recovery) => (recovery, None),
-        Err(error) => (Volume::open(image, options).map_err(failure)?.recovery(), Some(error)),
+    let (mut found, refused) = match tried {
+        Ok(found) => (found, None),
+        Err(error) => (Found::of(&Volume::open(image, options).map_err(failure)?), Some(error)),
     };
-    if let Some(recovery) = &mut recovery {
+    if let Some(recovery) = &mut found.recovery {
         recovery.written = false;
     }
     location::warn_of_writer(&args.image, writer);
-    say(recovery.as_ref(), false, global)?;
+    say(&found, global)?;
     refused.map_or(Ok(Exit::Ok), |error| Err(failure(error)))
 }
 
+/// What was found, and done about it.
+struct Found {
+    recovery: Option<Recovery>,
+    copies_settled: bool,
+    log_traces_cleared: bool,
+}
+
+impl Found {
+    fn of(volume: &Volume) -> Self {
+        let (copies_settled, log_traces_cleared) = (volume.copies_settled(), volume.log_traces_cleared());
+        Self { recovery: volume.recovery(), copies_settled, log_traces_cleared }
+    }
+}
+
 /// Prints what recovery found.
-fn say(recovery: Option<&Recovery>, copies_settled: bool, global: &Global) -> Result<()> {
+fn say(found: &Found, global: &Global) -> Result<()> {
     let mut out = Output::new(global);
+    let recovery = found.recovery.as_ref();
     if out.is_json() {
         let mut object = object(recovery);
-        object.insert("superblock_copies_updated".to_owned(), copies_settled.into());
+        object.insert("superblock_copies_updated".to_owned(), found.copies_settled.into());
+        object.insert("log_end_cleared".to_owned(), found.log_traces_cleared.into());
         out.object(object)?;
     } else {
         text(recovery, &mut out)?;
-        if copies_settled {
+        // After a recovery that goes without saying.
+        if recovery.is_none() && found.log_traces_cleared {
+            out.text("cleared what a crash or a repair had left behind the end of the log\n")?;
+        }
+        if found.copies_settled {
             out.text("copies of the superblock brought up to date: a change of size, label, UUID or features was cut short\n")?;
         }
     }

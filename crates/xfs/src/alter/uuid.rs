@@ -39,16 +39,19 @@ pub enum UuidChange {
 }
 
 /// Changes the UUID of the volume on `device`, which nobody else may use. Returns the new one. [`Error::DirtyLog`] if
-/// the log is dirty, or ends with something torn.
+/// the log is dirty, [`Error::LogTraces`] if something is left behind its end.
 pub fn set_uuid(device: &dyn BlockDevice, change: UuidChange) -> Result<Uuid> {
     let _claim = Claim::new(device)?;
     let superblock = read_superblock(device)?;
     check_volume(device, &superblock, &OpenOptions { writable: true, ..OpenOptions::default() })?;
     let ends = log_ends::log_ends(device, &superblock)?;
+    if !ends.clean {
+        return Err(Error::DirtyLog);
+    }
     // A kernel compares a header that was left behind the last record, as by `xfs_repair -L`. Whoever opens the volume
     // for writing and closes it ends the log well.
-    if !ends.clean || ends.is_torn {
-        return Err(Error::DirtyLog);
+    if ends.is_torn {
+        return Err(Error::LogTraces);
     }
     let uuid = match change {
         UuidChange::To(uuid) => uuid,

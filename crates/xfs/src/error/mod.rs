@@ -80,6 +80,12 @@ pub enum Error {
          by the kernel), or read it as it is with --norecovery"
     )]
     DirtyLog,
+    /// Something is left behind the end of the log, which whoever opens the volume for writing clears.
+    #[error(
+        "something is left behind the end of the log, as a crash or xfs_repair -L leaves it: clear it first (uxfs \
+         recover, or a mount by the kernel)"
+    )]
+    LogTraces,
     /// The log has something that this version cannot carry out. Nothing was written.
     #[error("the log cannot be recovered: {0}. Nothing was written; mount the volume once with the kernel")]
     CannotRecover(String),

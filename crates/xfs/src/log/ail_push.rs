@@ -454,7 +454,7 @@ mod tests {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(4 << 20).unwrap());
         let layout = LogLayout::for_tests(LOG_BLOCKS, 512, 32 << 10);
         let head = Pos(LOG_BLOCKS.into());
-        let start = LogStart { head, tail: head, previous: u32::MAX };
+        let start = LogStart { head, tail: head, previous: u32::MAX, had_traces: false };
         Journal::start(device, layout, start, Pace::Background, Designs::default()).unwrap()
     }
 

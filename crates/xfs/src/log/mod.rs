@@ -226,6 +226,8 @@ pub struct Journal {
     /// in the handles that the journal's own threads use.
     writer: Option<Arc<Mutex<Writer>>>,
     threads: Option<Mutex<Vec<JoinHandle<()>>>>,
+    /// Whether something had been left behind the end of the log, and was cleared.
+    had_traces: bool,
 }
 
 impl Journal {
@@ -262,12 +264,18 @@ impl Journal {
             background(&core, move || lander.run()),
             background(&core, move || pusher.run()),
         ];
-        Ok(Arc::new(Self { core, writer: Some(writer), threads: Some(Mutex::new(threads)) }))
+        let (threads, had_traces) = (Some(Mutex::new(threads)), start.had_traces);
+        Ok(Arc::new(Self { core, writer: Some(writer), threads, had_traces }))
     }
 
     /// The journal as its own threads see it.
     fn view(core: Arc<Core>) -> Self {
-        Self { core, writer: None, threads: None }
+        Self { core, writer: None, threads: None, had_traces: false }
+    }
+
+    /// Whether a crash or a repair had left something behind the end of the log, which was cleared.
+    pub fn had_traces(&self) -> bool {
+        self.had_traces
     }
 
     /// Reserves log space for a transaction of `count` units of at most `unit` bytes each: [`VecSize::log_bytes`] of

@@ -386,7 +386,7 @@ fn journal(setup: Setup) -> (Arc<dyn BlockDevice>, Arc<Journal>) {
 fn journal_on(device: Arc<dyn BlockDevice>, setup: Setup) -> Arc<Journal> {
     let layout = LogLayout::for_tests(LOG_BLOCKS, 512, setup.record_size);
     let head = Pos(LOG_BLOCKS.into());
-    let start = LogStart { head, tail: head, previous: u32::MAX };
+    let start = LogStart { head, tail: head, previous: u32::MAX, had_traces: false };
     Journal::start(device, layout, start, Pace::Background, setup.designs).unwrap()
 }
 

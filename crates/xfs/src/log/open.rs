@@ -40,6 +40,8 @@ pub(super) struct LogStart {
     pub(super) tail: Pos,
     /// Block of the last record (`u32::MAX` if there is none).
     pub(super) previous: u32,
+    /// Whether something was left behind the head, and is cleared.
+    pub(super) had_traces: bool,
 }
 
 /// Checks what was found of a log. Returns its layout and where it continues.
@@ -63,8 +65,8 @@ pub(super) fn prepare(
         None => head,
         Some(_) => layout.pos(ends.tail).min(head),
     };
-    clear_traces(device, &layout, head, tail)?;
-    Ok((layout, LogStart { head, tail, previous }))
+    let had_traces = clear_traces(device, &layout, head, tail)?;
+    Ok((layout, LogStart { head, tail, previous, had_traces }))
 }
 
 /// Blocks between the head and the start of recovery after a crash: up to there the log is free.
@@ -73,8 +75,8 @@ fn room(layout: &LogLayout, head: Pos, tail: Pos) -> u32 {
     layout.blocks.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX))
 }
 
-/// Overwrites what a crash may have left behind the head.
-fn clear_traces(device: &dyn BlockDevice, layout: &LogLayout, head: Pos, tail: Pos) -> Result<()> {
+/// Overwrites what a crash may have left behind the head. Returns whether there was anything.
+fn clear_traces(device: &dyn BlockDevice, layout: &LogLayout, head: Pos, tail: Pos) -> Result<bool> {
     let room = room(layout, head, tail);
     let mut found = false;
     for_chunks(layout, head, room, |offset, first, chunk| {
@@ -85,7 +87,7 @@ fn clear_traces(device: &dyn BlockDevice, layout: &LogLayout, head: Pos, tail: P
         Ok(())
     })?;
     if !found {
-        return Ok(());
+        return Ok(false);
     }
     for_chunks(layout, head, room, |offset, first, chunk| {
         for (at, block) in (first.0..).zip(chunk.chunks_exact_mut(BLOCK_SIZE)) {
@@ -97,7 +99,8 @@ fn clear_traces(device: &dyn BlockDevice, layout: &LogLayout, head: Pos, tail: P
         }
         Ok(device.write(offset, chunk, Durability::Volatile)?)
     })?;
-    Ok(device.flush()?)
+    device.flush()?;
+    Ok(true)
 }
 
 /// The cycle of a block that has not been written since the log wrapped around.

@@ -148,6 +148,12 @@ impl Volume {
         self.copies_settled
     }
 
+    /// Whether a crash or a repair had left something behind the end of the log, which was cleared when the volume was
+    /// opened for writing.
+    pub fn log_traces_cleared(&self) -> bool {
+        self.mount.journal().is_ok_and(|journal| journal.had_traces())
+    }
+
     /// Writes everything back and leaves a clean log. No file may be in use: later changes fail. A volume that is
     /// dropped without this is as after a crash: its log has to be replayed.
     ///
