@@ -148,8 +148,8 @@ impl File {
     pub fn size(&self) -> u64 {
         // It is read where a stat by path reads it, in the same order. So while the end moves, nobody who asks both sees
         // it move back.
-        let in_memory = self.entry().in_memory();
-        self.entry().snapshot().size().max(in_memory.size)
+        let (in_memory, inode) = self.entry().with_version();
+        inode.size().max(in_memory.size)
     }
 
     /// Reads from byte `offset` on until `buf` is full or the file ends; gives the number of bytes. Any offset
@@ -343,13 +343,11 @@ impl File {
     /// The next data at or after `offset`; `None` if there are none before the end of the file. Unwritten space
     /// counts as a hole. Dirty pages are written back first.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
-        self.data.write_back(0..u64::MAX)?;
         self.seek(offset, true)
     }
 
     /// The next hole at or after `offset`; the end of the file counts as one. `None` past the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
-        self.data.write_back(0..u64::MAX)?;
         self.seek(offset, false)
     }
 
@@ -420,7 +418,9 @@ impl File {
     }
 
     fn seek(&self, offset: u64, want_data: bool) -> Result<Option<u64>> {
+        // Before the pages are written back: what is appended behind it stays in memory, where the map has a hole.
         let size = self.size();
+        self.data.write_back(0..u64::MAX)?;
         let mut at = offset;
         while at < size {
             let (extent, end) = self.bounds(at, self.data.map().lookup_to_read(at)?.extent)?;

@@ -42,15 +42,15 @@ impl Node {
 
     /// What the volume says of it.
     pub fn metadata(&self) -> Result<Metadata> {
-        let in_memory = self.handle.entry().in_memory();
-        let inode = self.handle.current()?;
+        let (in_memory, inode) = self.handle.entry().with_version();
+        self.handle.check(&inode)?;
         Ok(engine::metadata_in_memory(self.volume.engine(), &in_memory, &inode))
     }
 
     /// The same, also of a file that is gone.
     pub(crate) fn metadata_of_any(&self) -> Metadata {
-        let in_memory = self.handle.entry().in_memory();
-        engine::metadata_in_memory(self.volume.engine(), &in_memory, &self.handle.entry().current())
+        let (in_memory, inode) = self.handle.entry().with_version();
+        engine::metadata_in_memory(self.volume.engine(), &in_memory, &inode)
     }
 
     /// It as a directory.

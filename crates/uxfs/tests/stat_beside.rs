@@ -556,3 +556,39 @@ fn a_size_does_not_go_back_between_file_and_path() {
         assert_eq!(back, None, "written buffered: {is_buffered}: (who says it, the size before, now)");
     }
 }
+
+/// Write-back tells the device the size of a file that grows page by page. Nobody sees an end in the midst of a write.
+#[test]
+fn every_size_is_one_that_the_file_had() {
+    const LEN: u64 = 3 * 4096;
+    let until = Instant::now() + STORM;
+    while Instant::now() < until {
+        let device = device();
+        let volume = open(&device);
+        let file = volume.open_dir("/").and_then(|root| root.create_file(b"f", &NewNode::default()));
+        let file = file.and_then(|node| node.open()).expect("a file").buffered();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) && file.size() < 30 << 20 {
+                    file.append(&[1; LEN as usize]).expect("appended");
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    file.sync().expect("synced");
+                }
+            });
+            let ino = file.node().ino();
+            while !is_over.load(Ordering::Relaxed) {
+                let by_path = volume.metadata("/f").expect("there").size;
+                let by_number = volume.metadata_of(ino).expect("there").size;
+                let sizes = [file.size(), file.metadata().size, by_path, by_number];
+                let wrong = sizes.into_iter().find(|size| size % LEN != 0);
+                is_over.fetch_or(wrong.is_some(), Ordering::Relaxed);
+                assert_eq!(wrong, None, "(the file, its metadata, by path, by number): {sizes:?}");
+            }
+        });
+    }
+}

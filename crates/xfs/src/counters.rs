@@ -4,10 +4,10 @@
 //!
 //! Invariant: `unreserved` excludes what transactions have reserved and what is set aside, so that a successful reservation
 //! cannot fail later. It is one number: of two that are looked at one after the other, the first may have changed and
-//! changed back meanwhile.
+//! changed back meanwhile. Whoever looks at several numbers sees all of a change or nothing ([`Counters::look`]).
 
 use crate::error::{Error, Result};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 
 /// The counters.
 #[derive(Debug)]
@@ -19,6 +19,30 @@ pub struct Counters {
     /// Blocks that count as free but cannot be reserved: those of the free space trees, what these may need, and what
     /// groups keep for their other trees.
     set_aside: AtomicI64,
+    /// Changes of several numbers that have begun, and that have ended.
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// The counters at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks that are free and not reserved.
+    pub free_blocks: u64,
+    /// Allocated inodes.
+    pub inodes: u64,
+    /// Allocated inodes that are free.
+    pub free_inodes: u64,
+}
+
+/// A change of several numbers, which ends when this is dropped.
+pub(crate) struct CountsChanging<'c>(&'c Counters);
+
+impl Drop for CountsChanging<'_> {
+    fn drop(&mut self) {
+        // Release: whoever sees the end sees the change.
+        self.0.ended.fetch_add(1, Ordering::Release);
+    }
 }
 
 /// A transaction's changes of the counters.
@@ -44,14 +68,45 @@ impl Counters {
             inodes: AtomicI64::new(inodes.cast_signed()),
             free_inodes: AtomicI64::new(free_inodes.cast_signed()),
             set_aside: AtomicI64::new(set_aside.cast_signed()),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
         }
     }
 
-    /// Blocks that are free and not reserved. Beside changes it may be off by what these set aside.
+    /// Begins a change of several numbers, or of a number and of something else that `look` reads with it.
+    pub(crate) fn changing(&self) -> CountsChanging<'_> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        // Whoever sees a part of the change sees that it has begun.
+        fence(Ordering::Release);
+        CountsChanging(self)
+    }
+
+    /// The counters at one moment, and what `beside` reads at that moment. It may be called several times.
+    pub fn look<T>(&self, beside: impl Fn() -> T) -> (Counts, T) {
+        loop {
+            let ended = self.ended.load(Ordering::Acquire);
+            let (counts, beside) = (self.counts(), beside());
+            fence(Ordering::Acquire);
+            if self.begun.load(Ordering::Relaxed) == ended {
+                return (counts, beside);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn counts(&self) -> Counts {
+        let counted = |count: i64| count.max(0).cast_unsigned();
+        let free = self.unreserved.load(Ordering::Relaxed) + self.set_aside.load(Ordering::Relaxed);
+        Counts {
+            free_blocks: counted(free),
+            inodes: counted(self.inodes.load(Ordering::Relaxed)),
+            free_inodes: counted(self.free_inodes.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Blocks that are free and not reserved.
     pub fn free_blocks(&self) -> u64 {
-        (self.unreserved.load(Ordering::Relaxed) + self.set_aside.load(Ordering::Relaxed))
-            .max(0)
-            .cast_unsigned()
+        self.look(|| ()).0.free_blocks
     }
 
     /// Blocks that can still be reserved.
@@ -62,11 +117,6 @@ impl Counters {
     /// Allocated inodes.
     pub fn inodes(&self) -> u64 {
         self.inodes.load(Ordering::Relaxed).max(0).cast_unsigned()
-    }
-
-    /// Allocated inodes that are free.
-    pub fn free_inodes(&self) -> u64 {
-        self.free_inodes.load(Ordering::Relaxed).max(0).cast_unsigned()
     }
 
     /// Reserves blocks, all or none.
@@ -95,19 +145,14 @@ impl Counters {
         }
     }
 
-    /// Changes the set-aside by this many blocks, for a volume that has grown.
-    pub(crate) fn keep_back(&self, more: i64) {
-        self.unreserved.fetch_sub(more, Ordering::Relaxed);
-        self.set_aside.fetch_add(more, Ordering::Relaxed);
-    }
-
     /// Applies what a transaction committed. Blocks that it took left the counter when they were reserved.
     pub(crate) fn apply(&self, delta: &Delta) {
+        let set_aside = delta.space_trees - delta.from_ag_reservation;
+        let _together = (set_aside != 0 || delta.inodes != 0).then(|| self.changing());
         let unreserved = delta.freed.cast_signed() - delta.space_trees;
         if unreserved != 0 {
             self.unreserved.fetch_add(unreserved, Ordering::Relaxed);
         }
-        let set_aside = delta.space_trees - delta.from_ag_reservation;
         if set_aside != 0 {
             self.set_aside.fetch_add(set_aside, Ordering::Relaxed);
         }
@@ -137,7 +182,41 @@ mod tests {
         counters.return_blocks(30);
         counters.apply(&Delta { taken: 50, inodes: 64, free_inodes: 63, ..Delta::default() });
         counters.apply(&Delta { freed: 5, ..Delta::default() });
-        assert_eq!((counters.free_blocks(), counters.inodes(), counters.free_inodes()), (55, 128, 73));
+        let counts = Counts { free_blocks: 55, inodes: 128, free_inodes: 73 };
+        assert_eq!(counters.look(|| ()), (counts, ()));
+    }
+
+    /// Chunks of inodes come and go, and blocks are set aside.
+    #[cfg(not(shuttle))]
+    #[test]
+    fn who_looks_sees_all_of_a_change_or_nothing() {
+        use std::sync::atomic::AtomicBool;
+        let counters = Counters::new(1000, 64, 60, 0);
+        let beside = AtomicU64::new(0);
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    let (counts, beside) = counters.look(|| beside.load(Ordering::Relaxed));
+                    let chunks = counts.inodes / 64 - 1;
+                    assert_eq!((counts.inodes, counts.free_inodes), (64 + 64 * chunks, 60 + 64 * chunks));
+                    assert_eq!(counts.free_blocks, 1000 + beside);
+                }
+            });
+            for nth in 0..300_000 {
+                let sign = if nth % 2 == 0 { 1 } else { -1 };
+                let chunk = 64 * sign;
+                counters.apply(&Delta { inodes: chunk, free_inodes: chunk, ..Delta::default() });
+                counters.apply(&Delta { space_trees: 5 * sign, ..Delta::default() });
+                let _together = counters.changing();
+                beside.store((nth + 1) % 2, Ordering::Relaxed);
+                counters.return_blocks((nth + 1) % 2);
+                if sign < 0 {
+                    counters.reserve_blocks(1).expect("there are some");
+                }
+            }
+            ends.store(true, Ordering::Relaxed);
+        });
     }
 
     /// What a commit frees for the free space trees themselves is nobody's, not even for a moment.

@@ -386,6 +386,7 @@ impl<M: FileMapping> Drop for DirectQueue<M> {
                 io.wait(1, &mut |completion| drop(state.complete(completion)));
             if waited.is_err() {
                 // The device may still be writing, so the ranges stay held, which keeps others off.
+                state.note_begun();
                 return;
             }
         }

@@ -234,6 +234,10 @@ impl<M: FileMapping> State<M> {
     pub(super) fn fail_unsent(&mut self, index: u32, error: FileError<M::Error>) {
         let request = &mut self.requests[index as usize];
         if request.unfinished <= 1 {
+            // Pieces that were made may have come back already.
+            if request.is_write && request.unfinished == 1 {
+                self.file.failed_midway();
+            }
             request.unfinished = 0;
             return self.finish(index, Err(error));
         }
@@ -305,6 +309,13 @@ impl<M: FileMapping> State<M> {
             done(over);
         }
         count
+    }
+
+    /// Notes the times of writes that have begun and will not be seen to end.
+    pub(super) fn note_begun(&mut self) {
+        if self.requests.iter().any(|request| request.is_write && request.token.is_some()) {
+            self.file.failed_midway();
+        }
     }
 
     /// Releases the ranges of requests that will not be done, or not to their end.

@@ -143,13 +143,16 @@ fn join(
     let (dblocks, agcount) = (size.dblocks, size.agcount);
     let range = offset_of!(RawSuperblock, dblocks)..offset_of!(RawSuperblock, agcount) + 4;
     trans.change_superblock(range, |raw| (raw.dblocks, raw.agcount) = (dblocks, agcount))?;
+    // With the blocks that become free: nobody reserves them in between, as a buffered write does without a transaction.
+    trans.keep_back(kept.more(&limits));
     let growing = mount.groups_growing();
+    let together = write.counters.changing();
     trans.commit()?;
     point("the last group is longer");
     old.grow(new.data_blocks());
+    drop(together);
     drop(growing);
     write.space.grow(old);
-    write.counters.keep_back(kept.more(&limits));
     Ok(())
 }
 
@@ -294,6 +297,25 @@ mod tests {
             assert_eq!(format!("{:?}", write.space.limits()), limits);
             assert_eq!(write.inodes.geometry().most(volume.geometry()), most);
         }
+    }
+
+    /// A buffered write reserves blocks without a transaction, in the midst of a growth too: never those that are set aside.
+    #[test]
+    fn nobody_reserves_what_a_growth_sets_aside() {
+        let (_device, volume) = made();
+        grow(&volume, DEVICE).unwrap();
+        let can_be_had = counters(&volume).1;
+        let (_device, volume) = made();
+        let (tells, told) = mpsc::channel();
+        fileio::testing::at("the last group is longer", {
+            let volume = Arc::clone(&volume);
+            move || tells.send(volume.write_side().unwrap().counters.reserve_some(u64::MAX)).unwrap()
+        });
+        grow(&volume, DEVICE).unwrap();
+        let reserved = told.recv().unwrap();
+        assert_eq!(reserved + counters(&volume).1, can_be_had);
+        volume.write_side().unwrap().counters.return_blocks(reserved);
+        assert_eq!(counters(&volume).1, can_be_had);
     }
 
     #[test]

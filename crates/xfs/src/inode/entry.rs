@@ -388,7 +388,7 @@ impl InodeEntry {
     /// What only memory knows of the file. Read it before the version that it is to be added to: what a commit puts into
     /// a version goes from here afterwards.
     #[inline]
-    pub fn in_memory(&self) -> InMemory {
+    fn in_memory(&self) -> InMemory {
         let delalloc = self.delalloc_if_any();
         // A size in memory goes after its blocks.
         let (blocks, size) =
@@ -396,12 +396,33 @@ impl InodeEntry {
         InMemory { size, blocks, overwritten: self.looked.overwritten.read() }
     }
 
-    /// The same, with the version to add it to. Both are of one file.
+    /// What only memory knows of the file, and the version to add it to. Their caller knows that both are of one file.
+    #[inline]
+    pub fn with_version(&self) -> (InMemory, Snapshot<Inode>) {
+        loop {
+            let map_version = self.map_version();
+            let (in_memory, inode) = (self.in_memory(), self.snapshot());
+            // A size that grows in memory is told to the inode bit by bit, and the file never ended in between. A version
+            // with such a size is older than the end in memory.
+            if in_memory.size >= inode.size() || self.is_still_at(map_version, in_memory.size) {
+                return (in_memory, inode);
+            }
+        }
+    }
+
+    /// Whether the size in memory, and that of the committed version, are still what they were.
+    #[inline]
+    fn is_still_at(&self, map_version: u64, in_memory: u64) -> bool {
+        let is_still = |delalloc: &Delalloc| delalloc.size().unwrap_or(0) == in_memory;
+        self.delalloc_if_any().is_none_or(|delalloc| is_still(delalloc) && self.map_version() == map_version)
+    }
+
+    /// The same, of an inode that may be freed and used again meanwhile. Both are of one file.
     #[inline]
     pub(crate) fn in_memory_with_version(&self) -> (InMemory, Snapshot<Inode>) {
         let mut life = self.snapshot().life();
         loop {
-            let (in_memory, inode) = (self.in_memory(), self.snapshot());
+            let (in_memory, inode) = self.with_version();
             if inode.life() == life {
                 return (in_memory, inode);
             }

@@ -83,7 +83,7 @@ impl InodeHandle {
     }
 
     /// Fails unless `inode`, the latest version that the caller sees, is the file that this handle was made for.
-    pub(crate) fn check(&self, inode: &Inode) -> Result<()> {
+    pub fn check(&self, inode: &Inode) -> Result<()> {
         let same = inode.life() == self.life && self.entry.is_in_use(inode);
         if same { Ok(()) } else { Err(Error::Stale(self.ino())) }
     }

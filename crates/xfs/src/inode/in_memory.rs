@@ -1,14 +1,15 @@
 //! What only memory knows of a file, beside the committed version of its inode.
 //!
 //! Invariant: it is read before the version that it is added to. What a commit puts into a version stays here until that
-//! version is published, so that nothing is missed. What is in both for that moment does no harm to the size; a version
+//! version is published, so that nothing is missed. What is in both for that moment does no harm to the size, which is
+//! never that of a write-back that is half done ([`InodeEntry::with_version`](super::InodeEntry::with_version)); a version
 //! says which times it has; blocks that are being allocated are counted twice.
 
 use super::Inode;
 use super::lazy_time::{NotedTime, after_overwrite};
 use xfs_format::timestamp::Timestamp;
 
-/// What was only in memory at some moment; see [`InodeEntry::in_memory`](super::InodeEntry::in_memory).
+/// What was only in memory at some moment; see [`InodeEntry::with_version`](super::InodeEntry::with_version).
 #[derive(Clone, Copy, Debug)]
 pub struct InMemory {
     /// The size in bytes that the file has at least.

@@ -6,6 +6,7 @@ use crate::dir::Lookup;
 use crate::error::Result;
 use crate::inode::{ForkKind, IlockShared, InMemory, Inode, InodeEntry, InodeHandle};
 use crate::mount::Mount;
+use crate::published::Snapshot;
 use crate::trans::Trans;
 use fileio::testing::point;
 use std::sync::Arc;
@@ -40,8 +41,8 @@ pub fn look_at<R>(
     let ino = dentry.child().ino;
     let recent = mount.recent.find(ino);
     match recent.as_ref().and_then(|recent| recent.entry()) {
-        Some(entry) => look_at_entry(entry, dentry, InodeEntry::in_memory, work),
-        None => look_at_entry(&*mount.noted_entry(ino).ok()?, dentry, InodeEntry::in_memory, work),
+        Some(entry) => look_at_entry(entry, dentry, InodeEntry::with_version, work),
+        None => look_at_entry(&*mount.noted_entry(ino).ok()?, dentry, InodeEntry::with_version, work),
     }
 }
 
@@ -50,7 +51,8 @@ pub fn handle_of(mount: &Arc<Mount>, dentry: &Dentry<'_>) -> Option<InodeHandle>
     let ino = dentry.child().ino;
     let recent = mount.recent.find(ino).and_then(|recent| recent.entry().map(Arc::clone));
     let entry = recent.map_or_else(|| mount.noted_entry(ino).ok(), Some)?;
-    look_at_entry(&entry, dentry, |_| (), |(), inode| InodeHandle::new(Arc::clone(&entry), inode))
+    let look = |entry: &InodeEntry| ((), entry.snapshot());
+    look_at_entry(&entry, dentry, look, |(), inode| InodeHandle::new(Arc::clone(&entry), inode))
 }
 
 /// The file that `name` has in a handle's directory, if that is in memory.
@@ -81,20 +83,19 @@ pub(super) fn keep(mount: &Mount, dir: FileId, name: &[u8], child: FileId, kind:
     }
 }
 
-/// The same for the name's inode. `before` is called before the version is read.
+/// The same for the name's inode. `look` reads its version, and what goes with it.
 #[inline]
 fn look_at_entry<B, R>(
     entry: &InodeEntry,
     dentry: &Dentry<'_>,
-    before: impl FnOnce(&InodeEntry) -> B,
+    look: impl FnOnce(&InodeEntry) -> (B, Snapshot<Inode>),
     work: impl FnOnce(B, &Inode) -> R,
 ) -> Option<R> {
     point("a name in memory is found");
-    let before = before(entry);
-    let inode = entry.snapshot();
+    let (beside, inode) = look(entry);
     let is_there = inode.generation() == dentry.child().generation && entry.is_in_use(&inode);
     // This order matters: the version that was read was current while the name still held.
-    (is_there && dentry.holds()).then(|| work(before, &inode))
+    (is_there && dentry.holds()).then(|| work(beside, &inode))
 }
 
 /// Removes a name from a joined directory.

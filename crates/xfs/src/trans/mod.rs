@@ -219,6 +219,11 @@ impl<'v> Trans<'v> {
         }
     }
 
+    /// Sets this many blocks aside that count as free, for a volume that grows.
+    pub(crate) fn keep_back(&mut self, more: i64) {
+        self.delta.space_trees += more;
+    }
+
     /// Keeps the blocks that the work frees reserved for its later parts.
     pub(crate) fn keep_what_is_freed(&mut self) {
         self.keeps_freed = true;

@@ -37,10 +37,9 @@ pub(crate) fn cover(mount: &Arc<Mount>) -> Result<()> {
 }
 
 fn log_counters(mut trans: Trans<'_>) -> Result<()> {
-    let counters = &trans.mount().write_side()?.counters;
-    let icount = counters.inodes();
-    let ifree = counters.free_inodes().min(icount);
-    let fdblocks = counters.free_blocks().min(trans.geometry().data_blocks());
+    let (counts, blocks) = trans.mount().write_side()?.counters.look(|| trans.geometry().data_blocks());
+    let (icount, ifree) = (counts.inodes, counts.free_inodes.min(counts.inodes));
+    let fdblocks = counts.free_blocks.min(blocks);
     let range = offset_of!(RawSuperblock, icount)..offset_of!(RawSuperblock, fdblocks) + 8;
     trans.change_superblock(range, |raw| {
         raw.icount = icount.into();

@@ -28,10 +28,6 @@ pub struct VolumeInfo {
     pub inode_size: u16,
     /// Bytes per directory block.
     pub dir_block_size: u32,
-    /// Blocks of the volume.
-    pub data_blocks: u64,
-    /// Allocation groups.
-    pub ag_count: u32,
     /// Blocks per group.
     pub ag_blocks: u32,
     /// The part of the volume that inodes may take, in percent (0: no limit).
@@ -58,9 +54,11 @@ pub struct VolumeInfo {
     pub log_clean: bool,
 }
 
-/// Used and free space.
+/// Size, and used and free space, at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeStat {
+    /// Blocks of the volume.
+    pub data_blocks: u64,
     /// Blocks for files and metadata: all but those of the log.
     pub blocks: u64,
     /// Free blocks.
@@ -86,8 +84,6 @@ impl Volume {
             sector_size: geometry.sector_size,
             inode_size: geometry.inode_size,
             dir_block_size: geometry.dir_block_size(),
-            data_blocks: geometry.data_blocks(),
-            ag_count: geometry.ag_count(),
             ag_blocks: geometry.ag_blocks,
             max_inode_percent: raw.imax_pct,
             stripe: (raw.unit.get(), raw.width.get()),
@@ -121,25 +117,29 @@ impl Volume {
     /// clean, otherwise summed over all groups.
     pub fn stat(&self) -> Result<VolumeStat> {
         let raw = self.superblock().raw();
-        let blocks = self.geometry().data_blocks().saturating_sub(raw.logblocks.get().into());
+        let of_log = u64::from(raw.logblocks.get());
         if let Ok(write) = self.write_side() {
-            let counters = &write.counters;
+            let (counts, data_blocks) = write.counters.look(|| self.geometry().data_blocks());
             return Ok(VolumeStat {
-                blocks,
-                free_blocks: counters.free_blocks(),
-                inodes: counters.inodes(),
-                free_inodes: counters.free_inodes(),
+                data_blocks,
+                blocks: data_blocks.saturating_sub(of_log),
+                free_blocks: counts.free_blocks,
+                inodes: counts.inodes,
+                free_inodes: counts.free_inodes,
             });
         }
+        let data_blocks = self.geometry().data_blocks();
+        let blocks = data_blocks.saturating_sub(of_log);
         if self.log_is_clean() {
             return Ok(VolumeStat {
+                data_blocks,
                 blocks,
                 free_blocks: raw.fdblocks.get(),
                 inodes: raw.icount.get(),
                 free_inodes: raw.ifree.get(),
             });
         }
-        self.sum_groups(blocks)
+        self.sum_groups(data_blocks, blocks)
     }
 
     /// Free blocks that no file gets: those that hold the free space trees, and those that each group keeps so that its
@@ -153,8 +153,8 @@ impl Volume {
     }
 
     /// Sums the counters of the groups' headers.
-    fn sum_groups(&self, blocks: u64) -> Result<VolumeStat> {
-        let mut stat = VolumeStat { blocks, free_blocks: 0, inodes: 0, free_inodes: 0 };
+    fn sum_groups(&self, data_blocks: u64, blocks: u64) -> Result<VolumeStat> {
+        let mut stat = VolumeStat { data_blocks, blocks, free_blocks: 0, inodes: 0, free_inodes: 0 };
         for ag in (0..self.geometry().ag_count()).map(AgNumber) {
             let (space, inodes) = (self.group_space(ag)?, self.group_inodes(ag)?);
             // Blocks in the AGFL and in the free space trees count as free, because they can become free.
