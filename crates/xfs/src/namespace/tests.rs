@@ -376,7 +376,7 @@ fn the_time_of_an_overwrite_is_of_one_file() {
             _ => create::create(&imap.volume, &imap.root, b"b", &new(mode)).unwrap(),
         };
         assert_eq!(new.ino(), old.ino(), "or nothing is tested");
-        let shown = || new.entry().in_memory().times(&new.current().unwrap(), None);
+        let shown = || new.entry().with_version().0.times(&new.current().unwrap(), None);
         assert_eq!(shown(), (NOW, NOW));
         // Nor does it come when somebody says that it is logged, or who has the old file open overwrites it.
         old.entry().overwritten().tell(noted);
