@@ -514,8 +514,8 @@ fn copies_of_the_superblock_that_lag_behind_are_brought_up_to_date() {
 fn what_is_left_behind_the_end_of_the_log_is_told_and_cleared() {
     let image = filled(&[]);
     let mount = image.mount(&[]);
-    std::fs::create_dir(mount.path().join("more")).unwrap();
-    run("xfs_io", &[&"-x", &"-c", &"shutdown -f", &mount.path()]);
+    std::fs::create_dir(mount.dir().join("more")).unwrap();
+    run("xfs_io", &[&"-x", &"-c", &"shutdown -f", &mount.dir()]);
     drop(mount);
     run("xfs_repair", &[&"-L", &image.path]);
     let before = std::fs::read(&image.path).unwrap();
