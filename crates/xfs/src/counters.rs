@@ -148,8 +148,10 @@ impl Counters {
     /// Applies what a transaction committed. Blocks that it took left the counter when they were reserved.
     pub(crate) fn apply(&self, delta: &Delta) {
         let set_aside = delta.space_trees - delta.from_ag_reservation;
-        let _together = (set_aside != 0 || delta.inodes != 0).then(|| self.changing());
         let unreserved = delta.freed.cast_signed() - delta.space_trees;
+        let changes = [unreserved, set_aside, delta.inodes, delta.free_inodes];
+        let are_several = changes.into_iter().filter(|&change| change != 0).count() > 1;
+        let _together = are_several.then(|| self.changing());
         if unreserved != 0 {
             self.unreserved.fetch_add(unreserved, Ordering::Relaxed);
         }

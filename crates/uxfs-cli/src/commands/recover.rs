@@ -35,7 +35,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     interrupt::watch();
     let volume = Volume::open(image, &options.writable(true)).map_err(failure)?;
     volume.close().map_err(failure)?;
-    say(&Found::of(&volume), global)?;
+    say(&Found::of(&volume), false, global)?;
     Ok(Exit::Ok)
 }
 
@@ -58,7 +58,7 @@ fn dry_run(args: &Args, options: &OpenOptions, global: &Global) -> Result<Exit> 
         recovery.written = false;
     }
     location::warn_of_writer(&args.image, writer);
-    say(&found, global)?;
+    say(&found, true, global)?;
     refused.map_or(Ok(Exit::Ok), |error| Err(failure(error)))
 }
 
@@ -77,12 +77,13 @@ impl Found {
 }
 
 /// Prints what recovery found.
-fn say(found: &Found, global: &Global) -> Result<()> {
+fn say(found: &Found, is_dry_run: bool, global: &Global) -> Result<()> {
     let mut out = Output::new(global);
     let recovery = found.recovery.as_ref();
     if out.is_json() {
         let mut object = object(recovery);
         object.insert("superblock_copies_updated".to_owned(), found.copies_settled.into());
+        object.insert("dry_run".to_owned(), is_dry_run.into());
         object.insert("log_end_cleared".to_owned(), found.log_traces_cleared.into());
         out.object(object)?;
     } else {

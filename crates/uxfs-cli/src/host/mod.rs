@@ -344,7 +344,7 @@ impl HostTree {
         if Identity::of(&self.stat(made.name())?) != identity {
             return Ok(false);
         }
-        self.take_place(name, kind, |replace| made.rename(name, replace))?;
+        self.take_place(name, kind, |replace| made.rename_link(identity, name, replace))?;
         Ok(true)
     }
 

@@ -89,9 +89,19 @@ impl<'d> PrivateName<'d> {
     /// Gives it its final name; `replace`: even if that is taken.
     pub fn rename(&mut self, name: &[u8], replace: bool) -> io::Result<()> {
         rename(self.dir, &self.name, name, replace)?;
-        // Where both are names of one file, this does nothing.
+        // Another process may have made something of its own under it since, if it has this one's number elsewhere.
+        self.is_gone = true;
+        #[cfg(test)]
+        tests::interleave();
+        Ok(())
+    }
+
+    /// As [`rename`](Self::rename) of a link to a file. Where the name has become another one of that file, a rename does
+    /// nothing, and the private name is still there.
+    pub fn rename_link(&mut self, identity: Identity, name: &[u8], replace: bool) -> io::Result<()> {
+        self.rename(name, replace)?;
         let look = || rustix::fs::statat(self.dir, self.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW);
-        self.is_gone = !replace || look().is_err();
+        self.is_gone = !replace || look().map_or(true, |there| Identity::of(&there) != identity);
         Ok(())
     }
 }
@@ -225,6 +235,25 @@ pub mod tests {
         rename_unchecked(&fd, b"private", b"name").unwrap();
         assert_eq!(std::fs::read(&name).unwrap(), b"new");
         assert!(!private.exists());
+    }
+
+    /// Processes of two containers may have the same number, and so the same private names.
+    #[test]
+    fn a_private_name_that_is_free_again_is_of_somebody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+        std::fs::write(dir.path().join("old"), "old").unwrap();
+        let link = |name: &[u8]| rustix::fs::symlinkat("anywhere", &fd, name);
+        let mut made = PrivateName::make(&fd, link).unwrap();
+        let private = dir.path().join(std::str::from_utf8(made.name()).unwrap());
+        once_made({
+            let private = private.clone();
+            move || std::fs::write(private, "theirs").unwrap()
+        });
+        made.rename(b"old", true).unwrap();
+        drop(made);
+        assert_eq!(std::fs::read(private).unwrap(), b"theirs");
+        assert!(dir.path().join("old").is_symlink());
     }
 
     #[test]

@@ -221,9 +221,9 @@ where
         if back <= at { at - back } else { self.blocks - (back - at) }
     }
 
-    /// The nearest record header before `head`.
+    /// The nearest record header before `head`. Those between may have lost their magic.
     fn record_before(&mut self, head: u32) -> Result<Found, E> {
-        let reach = RECORD_BLOCKS_MAX.min(self.blocks);
+        let reach = (RECORDS_IN_FLIGHT * RECORD_BLOCKS_MAX).min(self.blocks);
         let mut looked = 0;
         while looked < reach {
             let count = CHUNK_BLOCKS.min(reach - looked);
@@ -275,6 +275,10 @@ where
         let mut looked_at = 1;
         while looked_at <= RECORDS_IN_FLIGHT {
             let good = self.has_right_checksum(&record)?;
+            let is_reached = looked_at < RECORDS_IN_FLIGHT;
+            if good && (!is_reached || record.header.lsn() <= self.tail_of(&newest_good)?) {
+                return Ok(newest_good);
+            }
             // The log's first record has none before it.
             let previous = self.record_before(record.at).ok().filter(|found| found.may_precede(&record));
             let Some(previous) = previous else {
@@ -285,10 +289,6 @@ where
                         .into())
                 };
             };
-            let is_reached = looked_at < RECORDS_IN_FLIGHT;
-            if good && (!is_reached || record.header.lsn() <= self.tail_of(&newest_good)?) {
-                return Ok(newest_good);
-            }
             // A record that has lost its magic is not found at all, and leaves a gap.
             let touches = previous
                 .header
@@ -402,8 +402,9 @@ mod tests {
             header.fmt.set(1);
             header.fs_uuid = IDENTITY.uuid.0;
             header.size.set(size);
+            let headers = size.div_ceil(32 << 10);
             let mut record = header.as_bytes().to_vec();
-            record.resize(512, 0);
+            record.resize(512 * headers as usize, 0);
             let op = OpHeader {
                 tid: 1.into(),
                 len: 8.into(),
@@ -412,8 +413,8 @@ mod tests {
                 res2: 0.into(),
             };
             record.extend(op.as_bytes());
-            record.resize(512 * (1 + data as usize), 0);
-            let total = data + 1;
+            let total = headers + data;
+            record.resize(512 * total as usize, 0);
             let room = self.blocks() - self.at;
             let wrap = (room < total).then_some(room as usize);
             pack(&mut record, wrap).unwrap();
@@ -575,6 +576,20 @@ mod tests {
                 assert_eq!(ends, Ok((last[torn], Some(last[torn - 1]))), "{field} of record {torn}");
             }
         }
+    }
+
+    /// Regression: the header before a record that had lost its magic was too far away to be found, and the log refused.
+    #[test]
+    fn a_large_record_that_is_gone_takes_those_behind_it_along() {
+        let mut ring = Ring::new(20480);
+        let last: Vec<u32> = (0..60).map(|_| ring.append_of_size(504, false, 256 << 10).0).skip(51).collect();
+        for torn in 1..8 {
+            let ends = ring.damaged(last[torn], MAGIC_BYTE).ends();
+            assert_eq!((ends.head, ends.last_record), (last[torn], Some(last[torn - 1])), "record {torn}");
+        }
+        // The newest takes the one before it along, as in a kernel.
+        let ends = ring.damaged(last[8], MAGIC_BYTE).ends();
+        assert_eq!((ends.head, ends.last_record), (last[7], Some(last[6])));
     }
 
     #[test]
