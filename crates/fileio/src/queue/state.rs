@@ -234,10 +234,6 @@ impl<M: FileMapping> State<M> {
     pub(super) fn fail_unsent(&mut self, index: u32, error: FileError<M::Error>) {
         let request = &mut self.requests[index as usize];
         if request.unfinished <= 1 {
-            // Pieces that were made may have come back already.
-            if request.is_write && request.unfinished == 1 {
-                self.file.failed_midway();
-            }
             request.unfinished = 0;
             return self.finish(index, Err(error));
         }
