@@ -4,7 +4,9 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op};
+use blockdev::{
+    BlockDevice, Completion, DeviceError, Durability, Fault, FaultDevice, IoQueue, Layer, MemoryDevice, Op,
+};
 use common::files::new_file;
 use std::sync::Arc;
 use uxfs::{AlignedBuf, Changes, File, MkfsOptions, OpenOptions, Result, Timestamp, Volume, mkfs_device};
@@ -104,4 +106,86 @@ fn a_refused_overwrite_changes_no_time() {
     queued(&file).expect_err("a hole");
     file.overwrite_at(&[2; ALL], BLOCK * 2).expect_err("the end");
     assert_eq!(file.metadata().mtime, PAST);
+}
+
+/// Its queues lose what was begun: they do it and fail to say so.
+#[derive(Debug)]
+struct Losing(Arc<dyn BlockDevice>);
+
+impl Layer for Losing {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.0
+    }
+
+    fn pass_queue(self: Arc<Self>, depth: u32) -> std::result::Result<Box<dyn IoQueue>, DeviceError> {
+        let below = Arc::clone(&self.0).queue(depth)?;
+        Ok(Box::new(LosingQueue { below, lost: 0 }))
+    }
+}
+
+struct LosingQueue {
+    below: Box<dyn IoQueue>,
+    lost: u32,
+}
+
+impl IoQueue for LosingQueue {
+    fn depth(&self) -> u32 {
+        self.below.depth()
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.below.in_flight() + self.lost
+    }
+
+    fn push_read(&mut self, at: u64, buf: AlignedBuf, tag: u64) -> std::result::Result<(), DeviceError> {
+        self.below.push_read(at, buf, tag)
+    }
+
+    fn push_write(
+        &mut self,
+        at: u64,
+        buf: AlignedBuf,
+        durability: Durability,
+        tag: u64,
+    ) -> std::result::Result<(), DeviceError> {
+        self.below.push_write(at, buf, durability, tag)
+    }
+
+    fn submit(&mut self) -> std::result::Result<(), DeviceError> {
+        self.below.submit()
+    }
+
+    fn wait(&mut self, min: u32, _: &mut dyn FnMut(Completion)) -> std::result::Result<u32, DeviceError> {
+        self.lost += self.below.wait(min, &mut |_| ())?;
+        let source = std::io::Error::other("lost");
+        Err(DeviceError::Io { op: "wait", offset: 0, len: 0, source })
+    }
+}
+
+/// What a queue has begun has changed content, even if nobody hears of its end.
+#[test]
+fn a_queue_that_is_dropped_midway_leaves_a_new_time() {
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(48 << 20).expect("memory"));
+    mkfs_device(Arc::clone(&memory), &MkfsOptions::new().small(true), true).expect("a volume");
+    let first =
+        Volume::open_device(Arc::clone(&memory), &OpenOptions::new().writable(true)).expect("it opens");
+    let file = new_file(&first, "file");
+    file.write_at(&[1; ALL], 0).expect("written");
+    let changes = Changes { mtime: Some(PAST), ctime: Some(PAST), ..Changes::default() };
+    file.node().change(&changes).expect("changed");
+    drop(file);
+    first.close().expect("closed");
+    let losing = Arc::new(Losing(memory));
+    let volume = Volume::open_device(losing, &OpenOptions::new().writable(true)).expect("it opens");
+    let file = volume.open_file("/file").expect("a file");
+    let mut queue = file.queue(4).expect("a queue");
+    let mut buf = AlignedBuf::zeroed(ALL);
+    buf.fill(2);
+    queue.push_overwrite(0, buf, 0).expect("begun");
+    queue.wait(1, |_| ()).expect_err("lost");
+    assert_eq!(file.metadata().mtime, PAST, "or nothing is tested");
+    drop(queue);
+    assert_ne!(file.metadata().mtime, PAST);
+    // The bytes stay held, so nobody could close the volume.
+    std::mem::forget((file, volume));
 }
