@@ -497,7 +497,9 @@ fn copies_of_the_superblock_that_lag_behind_are_brought_up_to_date() {
     assert!(std::fs::read(&image.path).unwrap() == before, "a dry run changed it");
     let said = uxfs_ok(&[&"recover", &image.path]);
     assert_eq!(String::from_utf8_lossy(&would_say), String::from_utf8_lossy(&said));
-    assert!(String::from_utf8_lossy(&would_say_json).contains("\"superblock_copies_updated\":true"));
+    let would_say_json = String::from_utf8(would_say_json).unwrap();
+    assert!(would_say_json.contains("\"superblock_copies_updated\":true"), "{would_say_json}");
+    assert!(would_say_json.contains("\"written\":false"), "{would_say_json}");
     let said = String::from_utf8(said).unwrap();
     assert!(
         said.contains("the log is clean") && said.contains("copies of the superblock brought up"),

@@ -82,8 +82,11 @@ fn say(found: &Found, is_dry_run: bool, global: &Global) -> Result<()> {
     let recovery = found.recovery.as_ref();
     if out.is_json() {
         let mut object = object(recovery);
+        if recovery.is_none() {
+            let does_write = found.copies_settled || found.log_traces_cleared;
+            object.insert("written".to_owned(), (does_write && !is_dry_run).into());
+        }
         object.insert("superblock_copies_updated".to_owned(), found.copies_settled.into());
-        object.insert("dry_run".to_owned(), is_dry_run.into());
         object.insert("log_end_cleared".to_owned(), found.log_traces_cleared.into());
         out.object(object)?;
     } else {
