@@ -596,13 +596,19 @@ mod tests {
         assert_eq!(names(dir.path()), 1);
     }
 
+    /// A tree with a file `one`, which has more names to come.
+    fn remembered(dir: &Path) -> (HostTree, Links, Identity) {
+        let (mut host, mut links) = (open(dir), Links::default());
+        let identity = write(&mut host, b"one", b"ours").unwrap();
+        assert!(links.remember(&mut host, (0, 7), b"one", identity, 3));
+        (host, links, identity)
+    }
+
     /// Another process puts its own file under the name that a second name is linked to.
     #[test]
     fn a_second_name_is_never_of_the_file_of_somebody_else() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut host, mut links) = (open(dir.path()), Links::default());
-        let identity = write(&mut host, b"one", b"ours").unwrap();
-        assert!(links.remember(&mut host, (0, 7), b"one", identity, 3));
+        let (mut host, mut links, _) = remembered(dir.path());
         new::tests::once_made({
             let one = dir.path().join("one");
             move || {
@@ -619,9 +625,7 @@ mod tests {
     #[test]
     fn a_name_that_is_linked_meanwhile_leaves_no_private_one() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut host, mut links) = (open(dir.path()), Links::default());
-        let identity = write(&mut host, b"one", b"ours").unwrap();
-        assert!(links.remember(&mut host, (0, 7), b"one", identity, 3));
+        let (mut host, mut links, identity) = remembered(dir.path());
         std::fs::write(dir.path().join("two"), "old").unwrap();
         host.made.clear();
         new::tests::once_made({
