@@ -105,7 +105,8 @@ impl Counters {
     }
 
     /// Blocks that are free and not reserved.
-    pub fn free_blocks(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn free_blocks(&self) -> u64 {
         self.look(|| ()).0.free_blocks
     }
 

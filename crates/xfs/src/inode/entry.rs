@@ -417,7 +417,7 @@ impl InodeEntry {
         self.delalloc_if_any().is_none_or(|delalloc| is_still(delalloc) && self.map_version() == map_version)
     }
 
-    /// The same, of an inode that may be freed and used again meanwhile. Both are of one file.
+    /// As [`with_version`](Self::with_version), of an inode that may be freed and used again meanwhile: both are of one file.
     #[inline]
     pub(crate) fn in_memory_with_version(&self) -> (InMemory, Snapshot<Inode>) {
         let mut life = self.snapshot().life();
