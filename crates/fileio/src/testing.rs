@@ -32,8 +32,18 @@ pub const fn parts_land() -> bool {
     false
 }
 
+/// Whether each operation that can begin again with more log space has to.
+#[cfg(not(feature = "testing"))]
+#[inline(always)]
+pub const fn begins_again() -> bool {
+    false
+}
+
 #[cfg(feature = "testing")]
-pub use hooks::{at, at_each, before_next_hold, behind_commits, part_by_part, parts_land, point};
+pub use hooks::{
+    at, at_each, before_next_hold, beginning_again, begins_again, behind_commits, part_by_part, parts_land,
+    point,
+};
 
 #[cfg(feature = "testing")]
 mod hooks {
@@ -57,6 +67,7 @@ mod hooks {
         static EACH: RefCell<Option<Each>> = const { RefCell::new(None) };
         static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
         static PARTS_LAND: Cell<bool> = const { Cell::new(false) };
+        static BEGINS_AGAIN: Cell<bool> = const { Cell::new(false) };
     }
 
     /// Runs `work` when this thread reaches `place` next. Several for one place take turns in order.
@@ -94,6 +105,20 @@ mod hooks {
     /// Whether [`part_by_part`] is in effect.
     pub fn parts_land() -> bool {
         PARTS_LAND.get()
+    }
+
+    /// Has each operation of this thread that began with the log space that it usually needs begin again with all that it
+    /// may need, during `work`: as if its first transaction had needed more, and the log had had no more.
+    pub fn beginning_again<R>(work: impl FnOnce() -> R) -> R {
+        let before = BEGINS_AGAIN.replace(true);
+        let done = work();
+        BEGINS_AGAIN.set(before);
+        done
+    }
+
+    /// Whether [`beginning_again`] is in effect.
+    pub fn begins_again() -> bool {
+        BEGINS_AGAIN.get()
     }
 
     /// A point that a thread reaches.

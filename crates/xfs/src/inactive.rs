@@ -12,8 +12,8 @@ use crate::file::{self, join_ending};
 use crate::ialloc;
 use crate::inode::{ForkKind, InodeEntry, Life};
 use crate::mount::Mount;
-use crate::trans::Trans;
-use crate::trans::reservation::ReservationBuilder;
+use crate::trans::reservation::{LogNeed, ReservationBuilder};
+use crate::trans::{Trans, begin_small};
 use std::sync::Arc;
 use xfs_format::inode::{ForkFormat, InodeFlags, InodeFlags2};
 use xfs_format::log::InodeFields;
@@ -103,8 +103,15 @@ fn inactivate(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, life: Life) -> Result
     mount.check_freeable(&entry.current())?;
     file::free_all(mount, entry, life, ForkKind::Data)?;
     file::free_all(mount, entry, life, ForkKind::Attr)?;
-    let need = ReservationBuilder::new(mount.geometry()).inodes(1).unlinked().inode_chunk().log_count(2);
-    let mut trans = Trans::start(mount, need.build().or_no_blocks())?;
+    begin_small(|need| free_empty(mount, entry, life, need))
+}
+
+/// Frees an inode without names and without content.
+fn free_empty(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, life: Life, need: LogNeed) -> Result<()> {
+    let most = ReservationBuilder::new(mount.geometry()).inodes(1).unlinked().inode_chunk().log_count(2);
+    let usual = ReservationBuilder::usual(mount.geometry()).build();
+    let reservation = most.build().or_no_blocks().beginning_with(usual).with_log_space(need);
+    let mut trans = Trans::start(mount, reservation)?;
     join_ending(&mut trans, entry, life)?;
     let ino = entry.ino();
     debug_assert!(trans.inode(ino).nlink() == 0 && !entry.is_open(), "inode {ino} is in use");

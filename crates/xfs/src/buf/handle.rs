@@ -315,7 +315,6 @@ impl MetaBuf {
     }
 
     /// Log bytes of a commit that changes those chunks.
-    #[cfg(test)]
     pub(crate) fn log_bytes_with(&self, dirty: &ChunkMap) -> u32 {
         let mut latest = self.read().latest.clone();
         latest.dirty.merge(dirty);

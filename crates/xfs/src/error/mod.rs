@@ -200,6 +200,10 @@ pub enum Error {
     /// The volume has no room for the request, or may have no more inodes. Nothing was changed.
     #[error("no space left on the volume")]
     NoSpace,
+    /// A transaction changed more than it had reserved log space for to begin with, and the log has no more at the moment.
+    /// Nothing was changed; the operation begins again with all that it may need. No caller of an operation sees this.
+    #[error("a transaction has to begin again with more log space")]
+    ReservationShort,
     /// Something that should never happen. Nothing was done.
     #[error("{0}: this is an error of uxfs")]
     Internal(&'static str),

@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::ifork::Mapped;
 use crate::inode::{ForkKind, InodeEntry};
 use crate::mount::Mount;
-use crate::trans::Trans;
-use crate::trans::reservation::ReservationBuilder;
+use crate::trans::reservation::{LogNeed, Reservation, ReservationBuilder};
+use crate::trans::{Trans, begin_small};
 use std::sync::Arc;
 use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent};
 use xfs_format::inode::InodeFlags;
@@ -103,7 +103,7 @@ pub fn prepare_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &File
     if !extents.has_unwritten(blocks) {
         return Ok(());
     }
-    let wanted = reservation_to_convert(mount).build().blocks;
+    let wanted = reservation_to_convert(mount).blocks;
     match mount.write_side()?.counters.reserve_blocks(wanted) {
         Ok(()) => {
             entry.cow().to_mark().keep(blocks, wanted);
@@ -167,14 +167,17 @@ fn fill_hole_with(
     kept: Option<&mut u64>,
 ) -> Result<FileBlock> {
     let len = (hole.end.0 - hole.start.0).min(EXTENT_BLOCKS_MAX);
+    let fill = |trans: &mut Trans<'_>| fill_hole_in(mount, trans, entry, hole.start, len);
     let Some(kept) = kept else {
-        let mut trans = start_with_room(mount, len)?;
-        let end = fill_hole_in(mount, &mut trans, entry, hole.start, len)?;
-        trans.commit()?;
-        return Ok(end);
+        return begin_small(|need| {
+            let mut trans = start_with_room(mount, len, need)?;
+            let end = fill(&mut trans)?;
+            trans.commit()?;
+            Ok(end)
+        });
     };
-    let need = reservation_for_extent(mount, len).build();
-    Trans::with_kept(mount, need, kept, |trans| fill_hole_in(mount, trans, entry, hole.start, len))
+    let reservation = reservation_for_extent(mount, len);
+    begin_small(|need| Trans::with_kept(mount, reservation.with_log_space(need), kept, fill))
 }
 
 fn fill_hole_in(
@@ -234,7 +237,9 @@ pub fn fill_blocks(
 ) -> Result<()> {
     let mut at = blocks.start;
     while at < blocks.end {
-        let mut trans = start_with_room(mount, (blocks.end.0 - at.0).min(EXTENT_BLOCKS_MAX))?;
+        // What is written is not written again.
+        let len = (blocks.end.0 - at.0).min(EXTENT_BLOCKS_MAX);
+        let mut trans = start_with_room(mount, len, LogNeed::Most)?;
         join_file(&mut trans, entry)?;
         let ino = entry.ino();
         let mut extent = allocate_extent(mount, &mut trans, entry, at, blocks.end.0 - at.0)?;
@@ -250,10 +255,10 @@ pub fn fill_blocks(
 }
 
 /// Reserves for an extent of this many blocks, or of as many as there are.
-fn start_with_room(mount: &Arc<Mount>, len: u64) -> Result<Trans<'_>> {
+fn start_with_room(mount: &Arc<Mount>, len: u64, need: LogNeed) -> Result<Trans<'_>> {
     let mut len = len;
     loop {
-        match Trans::start(mount, reservation_for_extent(mount, len).build()) {
+        match Trans::start(mount, reservation_for_extent(mount, len).with_log_space(need)) {
             // Fill up the volume with as much of the file as fits.
             Err(Error::NoSpace) if len > 1 => len /= 2,
             other => return other,
@@ -279,7 +284,8 @@ pub fn mark_unwritten(
     claim.keep();
     let mut todo = Some(blocks);
     while let Some(blocks) = todo {
-        let mut trans = Trans::start(mount, reservation_to_convert(mount).build().or_no_blocks())?;
+        let mut trans =
+            Trans::start(mount, reservation_to_convert(mount).with_log_space(LogNeed::Most).or_no_blocks())?;
         join_file(&mut trans, entry)?;
         todo = bmap::mark(&mut trans, entry.ino(), blocks, true, CONVERTED_AT_ONCE)?;
         let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
@@ -293,7 +299,7 @@ pub fn mark_unwritten(
 
 /// Splits extents at both ends of `blocks`: that is all that blanking can need space for.
 fn split_ends(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &FileBlocks) -> Result<()> {
-    let mut trans = Trans::start(mount, reservation_to_convert(mount).build())?;
+    let mut trans = Trans::start(mount, reservation_to_convert(mount).with_log_space(LogNeed::Most))?;
     join_file(&mut trans, entry)?;
     mount.check_unmarked(entry, blocks.clone())?;
     bmap::split_map(&mut trans, entry.ino(), blocks.start)?;
@@ -332,9 +338,9 @@ pub(super) fn convert_in_parts(
     let mut todo = Some(blocks);
     loop {
         let now = todo.take();
-        let left = Trans::with_kept(mount, reservation_to_convert(mount).build(), kept, |trans| {
+        let convert = |trans: &mut Trans<'_>| {
             join_file(trans, entry)?;
-            let left = match now {
+            let left = match now.clone() {
                 Some(blocks) => bmap::mark(trans, entry.ino(), blocks, false, CONVERTED_AT_ONCE)?,
                 None => None,
             };
@@ -342,7 +348,10 @@ pub(super) fn convert_in_parts(
                 finish_write(trans, entry.ino(), size, changed);
             }
             Ok(left)
-        })?;
+        };
+        let reservation = reservation_to_convert(mount);
+        let left =
+            begin_small(|need| Trans::with_kept(mount, reservation.with_log_space(need), kept, convert))?;
         let Some(blocks) = left else { return Ok(()) };
         todo = Some(blocks);
     }
@@ -369,11 +378,13 @@ pub(super) enum ChangedAt {
 }
 
 /// For allocating and mapping an extent of this many blocks.
-pub(super) fn reservation_for_extent(mount: &Mount, len: u64) -> ReservationBuilder<'_> {
-    ReservationBuilder::new(mount.geometry()).inodes(1).extents(1).map_changes(1).log_count(2).blocks(len)
+pub(super) fn reservation_for_extent(mount: &Mount, len: u64) -> Reservation {
+    let most = ReservationBuilder::new(mount.geometry()).inodes(1).extents(1).map_changes(1).blocks(len);
+    most.log_count(2).build().beginning_with(ReservationBuilder::usual(mount.geometry()).build())
 }
 
 /// For converting extents to unwritten or written.
-pub(super) fn reservation_to_convert(mount: &Mount) -> ReservationBuilder<'_> {
-    ReservationBuilder::new(mount.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).log_count(2)
+pub(super) fn reservation_to_convert(mount: &Mount) -> Reservation {
+    let most = ReservationBuilder::new(mount.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64);
+    most.log_count(2).build().beginning_with(ReservationBuilder::usual(mount.geometry()).build())
 }

@@ -109,7 +109,7 @@ pub(crate) fn abandon_delalloc(mount: &Mount, entry: &InodeEntry, blocks: &FileB
 
 /// Blocks that a map may need for one more extent and for converting it.
 fn map_change(mount: &Mount) -> u64 {
-    *mount.map_change.get_or_init(|| {
-        reservation_for_extent(mount, 0).build().blocks + reservation_to_convert(mount).build().blocks
-    })
+    *mount
+        .map_change
+        .get_or_init(|| reservation_for_extent(mount, 0).blocks + reservation_to_convert(mount).blocks)
 }

@@ -82,9 +82,9 @@ pub(crate) fn check_log_for_blocks(mount: &Arc<Mount>) -> Result<()> {
     for need in [
         remove::reservation_to_unmap(mount),
         allocate::reservation_to_convert(mount),
-        shift::reservation_to_shift(mount),
+        shift::reservation_to_shift(mount).build(),
     ] {
-        Trans::check_log(mount, need.build())?;
+        Trans::check_log(mount, need)?;
     }
     suffices.store(size, Ordering::Relaxed);
     Ok(())

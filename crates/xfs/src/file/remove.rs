@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::ifork::ExtentList;
 use crate::inode::{ForkKind, Inode, InodeEntry, Life};
 use crate::mount::Mount;
-use crate::trans::Trans;
-use crate::trans::reservation::ReservationBuilder;
+use crate::trans::reservation::{LogNeed, Reservation, ReservationBuilder};
+use crate::trans::{Trans, begin_small};
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::attr::RAW;
@@ -49,16 +49,20 @@ pub(super) fn remove_blocks_and(
     blocks: FileBlocks,
     change: impl Fn(&mut InodeCore),
 ) -> Result<()> {
-    let mut checked = false;
+    let mut is_begun = false;
     loop {
-        let mut trans = Trans::start(mount, reservation_to_unmap(mount).build().or_no_blocks())?;
-        join_file(&mut trans, entry)?;
-        if !std::mem::replace(&mut checked, true) {
-            mount.check_unmarked(entry, blocks.clone())?;
-        }
-        let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
-        change(trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut());
-        trans.commit()?;
+        let more = begin_small(|need| {
+            let mut trans = start_to_unmap(mount, need)?;
+            join_file(&mut trans, entry)?;
+            if !is_begun {
+                mount.check_unmarked(entry, blocks.clone())?;
+            }
+            let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
+            change(trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut());
+            trans.commit()?;
+            Ok(more)
+        })?;
+        is_begun = true;
         if !more {
             return Ok(());
         }
@@ -116,19 +120,22 @@ pub fn truncate_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, size: u64, n
     cow::cancel_cow(mount, entry, first..BLOCKS_END)?;
     let mut is_cut = false;
     loop {
-        let mut trans = Trans::start(mount, reservation_to_unmap(mount).build().or_no_blocks())?;
-        join_file(&mut trans, entry)?;
-        if !is_cut {
-            mount.check_unmarked(entry, first..BLOCKS_END)?;
-        }
-        let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, first..BLOCKS_END)?;
-        if !is_cut {
-            let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
-            core.size = size;
-            mount.touch(core, true, now);
-            is_cut = true;
-        }
-        trans.commit()?;
+        let more = begin_small(|need| {
+            let mut trans = start_to_unmap(mount, need)?;
+            join_file(&mut trans, entry)?;
+            if !is_cut {
+                mount.check_unmarked(entry, first..BLOCKS_END)?;
+            }
+            let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, first..BLOCKS_END)?;
+            if !is_cut {
+                let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+                core.size = size;
+                mount.touch(core, true, now);
+            }
+            trans.commit()?;
+            Ok(more)
+        })?;
+        is_cut = true;
         if !more {
             return forget_sharing(mount, entry);
         }
@@ -189,7 +196,7 @@ pub(crate) fn free_all(
         if fork.nextents == 0 && fork.format != ForkFormat::Btree {
             return Ok(());
         }
-        let mut trans = Trans::start(mount, reservation_to_unmap(mount).build().or_no_blocks())?;
+        let mut trans = start_to_unmap(mount, LogNeed::Most)?;
         join_ending(&mut trans, entry, life)?;
         let ino = entry.ino();
         debug_assert!(entry.is_ending(trans.inode(ino)), "inode {ino} is in use");
@@ -216,14 +223,19 @@ pub(crate) fn free_all(
     }
 }
 
-pub(super) fn reservation_to_unmap(mount: &Mount) -> ReservationBuilder<'_> {
+pub(super) fn reservation_to_unmap(mount: &Mount) -> Reservation {
     let at_once = REMOVED_AT_ONCE as u64;
-    ReservationBuilder::new(mount.geometry())
+    let most = ReservationBuilder::new(mount.geometry())
         .inodes(1)
         .map_changes(2 * at_once)
         .frees(at_once)
         .bytes(64 << 10)
-        .log_count(2)
+        .log_count(2);
+    most.build().beginning_with(ReservationBuilder::usual(mount.geometry()).build())
+}
+
+fn start_to_unmap(mount: &Arc<Mount>, need: LogNeed) -> Result<Trans<'_>> {
+    Trans::start(mount, reservation_to_unmap(mount).or_no_blocks().with_log_space(need))
 }
 
 /// Unmaps some extents at the end of `blocks`. Returns whether more are left.

@@ -38,7 +38,7 @@ mod open;
 mod pipe;
 mod record;
 mod sync;
-mod thread_slot;
+pub(crate) mod thread_slot;
 mod vector;
 mod worker;
 mod writer;
@@ -430,6 +430,21 @@ impl Journal {
         Ok(extended)
     }
 
+    /// Whether the present unit of a ticket has room for a commit of `bytes`, counted like the unit of
+    /// [`reserve`](Self::reserve).
+    pub(crate) fn has_room_for(&self, ticket: &Ticket, bytes: u64) -> bool {
+        let layout = &self.core.layout;
+        layout.charge(bytes) + layout.base() <= ticket.left.min(ticket.unit)
+    }
+
+    /// [Enlarges](Self::extend) the present unit of a ticket so that it has room for a commit of `bytes`. Returns whether
+    /// it has.
+    pub(crate) fn extend_for(&self, ticket: &mut Ticket, bytes: u64) -> Result<bool> {
+        let layout = &self.core.layout;
+        let missing = (layout.charge(bytes) + layout.base()).saturating_sub(ticket.left.min(ticket.unit));
+        Ok(missing == 0 || self.extend(ticket, u32::try_from(missing).unwrap_or(u32::MAX))?)
+    }
+
     /// Commits one unit. First every item is pinned, then `publish` makes the transaction's changes visible, then the
     /// items enter the CIL. No checkpoint is closed in between. `items` is left empty so that its memory can be reused.
     /// `callback` is called once the checkpoint is permanently in the log, or never will be.
@@ -481,7 +496,10 @@ impl Journal {
         if joined.cost >= 0 {
             let cost = joined.cost.unsigned_abs();
             debug_assert!(cost <= ticket.left, "a step took {cost} bytes of {} that were left", ticket.left);
-            core.grant.take_regardless(LogSpace::used(cost.saturating_sub(ticket.left)));
+            let short = cost.saturating_sub(ticket.left);
+            if short > 0 {
+                core.grant.take_regardless(LogSpace::used(short));
+            }
             ticket.left = ticket.left.saturating_sub(cost);
         } else {
             ticket.left += joined.cost.unsigned_abs();
@@ -716,6 +734,22 @@ impl Journal {
     /// Bytes of log space in use, and the maximum.
     pub fn space(&self) -> (u64, u64) {
         (self.core.grant.used(), self.core.grant.capacity())
+    }
+
+    /// Takes all log space that can be promised, for a test that is alone. Returns how much.
+    #[cfg(all(test, not(shuttle)))]
+    pub(crate) fn take_all(&self) -> u64 {
+        let grant = &self.core.grant;
+        let rest = (grant.promisable() - grant.promised()).min(grant.capacity() - grant.used());
+        let all = LogSpace { used: rest, promised: rest };
+        assert!(grant.try_take(all, GrantHead::Reserve), "somebody else takes log space");
+        rest
+    }
+
+    /// Gives back what [`take_all`](Self::take_all) took.
+    #[cfg(all(test, not(shuttle)))]
+    pub(crate) fn give_all(&self, all: u64) {
+        self.core.grant.give(LogSpace { used: all, promised: all });
     }
 
     /// Waits until nothing more is written as long as nobody commits.

@@ -13,6 +13,7 @@ mod reservations;
 mod superblock;
 
 pub use fork::InodeFork;
+pub(crate) use reservations::LogNeed;
 pub use reservations::Reservation;
 pub(crate) use superblock::{check_device, check_volume, read_superblock, refuse_unhandled};
 

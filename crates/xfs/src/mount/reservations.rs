@@ -10,6 +10,9 @@ pub struct Reservation {
     pub blocks: u64,
     /// Log bytes for each step.
     pub log_bytes: u32,
+    /// Log bytes for one step that changes what the operation usually changes, if it may begin with these: see
+    /// [`beginning_with`](Self::beginning_with).
+    pub usual_log_bytes: Option<u32>,
     /// Steps for which log space is reserved at once. More steps are possible but may have to wait.
     pub log_count: u32,
     /// Log bytes to log all outstanding intents once more.
@@ -24,6 +27,36 @@ impl Reservation {
     pub fn or_no_blocks(self) -> Self {
         Self { blocks_optional: true, ..self }
     }
+
+    /// The same reservation for an operation that usually changes no more than `usual` has log space for. It begins with
+    /// that, and takes more at its commit if it needs more. If the log has no more then, the commit fails with
+    /// [`Error::ReservationShort`](crate::Error::ReservationShort), has changed nothing, and the operation begins again
+    /// with all. So the worst case, which is ten times as large or more, keeps nobody out.
+    pub(crate) fn beginning_with(self, usual: Self) -> Self {
+        Self { usual_log_bytes: Some(usual.log_bytes).filter(|bytes| *bytes < self.log_bytes), ..self }
+    }
+
+    /// The same reservation to begin with this log space.
+    pub(crate) fn with_log_space(self, need: LogNeed) -> Self {
+        match need {
+            LogNeed::Usual => self,
+            LogNeed::Most => Self { usual_log_bytes: None, ..self },
+        }
+    }
+
+    /// Log bytes of a step, and how many steps, to begin with.
+    pub(crate) fn first_log_space(&self) -> (u32, u32) {
+        self.usual_log_bytes.map_or((self.log_bytes, self.log_count), |bytes| (bytes, 1))
+    }
+}
+
+/// How much log space an operation begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogNeed {
+    /// What it usually needs.
+    Usual,
+    /// What it needs at worst.
+    Most,
 }
 
 /// Reservations of the most frequent operations.

@@ -11,8 +11,8 @@ use crate::inode::{ForkKind, ForkState, Inode, InodeEntry, InodeHandle};
 use crate::iomap::FileMap;
 use crate::mount::Mount;
 use crate::symlink;
-use crate::trans::Trans;
-use crate::trans::reservation::{Reservation, ReservationBuilder};
+use crate::trans::reservation::{LogNeed, Reservation, ReservationBuilder};
+use crate::trans::{Trans, begin_small};
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
@@ -97,10 +97,26 @@ fn make(
     target: Option<&[u8]>,
 ) -> Result<(InodeHandle, Option<FileMap>)> {
     name.map_or(Ok(()), check_name)?;
+    match name {
+        Some(_) => begin_small(|need| make_within(mount, dir, name, new, target, need)),
+        // What has no name is open at once. That cannot be taken back.
+        None => make_within(mount, dir, name, new, target, LogNeed::Most),
+    }
+}
+
+fn make_within(
+    mount: &Arc<Mount>,
+    dir: &InodeHandle,
+    name: Option<&[u8]>,
+    new: &NewInode,
+    target: Option<&[u8]>,
+    need: LogNeed,
+) -> Result<(InodeHandle, Option<FileMap>)> {
     let kind = InodeType::from_mode(new.mode).ok_or(NameProblem::Invalid)?;
     loop {
         let inherits = new.inherit && dir.entry().has_attrs();
-        let mut trans = Trans::start(mount, reservation_to_make(mount, inherits, target)?)?;
+        let reservation = reservation_to_make(mount, inherits, target)?.with_log_space(need);
+        let mut trans = Trans::start(mount, reservation)?;
         point("a creation has its space");
         trans.join_inode(Arc::clone(dir.entry()), dir.entry().ilock())?;
         if new.inherit && trans.inode(dir.ino()).has_attrs() && !inherits {
@@ -174,7 +190,8 @@ fn work_out_making(mount: &Mount, inherits: bool, target: Option<&[u8]>) -> Rese
         need = need.attr_change(1).attr_change(1).first_attribute();
     }
     need = need.parent_changes(1);
-    need.log_count(2).build()
+    let usual = ReservationBuilder::usual(geometry).build();
+    need.log_count(2).build().beginning_with(usual)
 }
 
 /// An inode for a new file.

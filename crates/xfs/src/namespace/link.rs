@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::ialloc;
 use crate::inode::{ForkKind, InodeHandle};
 use crate::mount::Mount;
-use crate::trans::Trans;
-use crate::trans::reservation::ReservationBuilder;
+use crate::trans::reservation::{LogNeed, ReservationBuilder};
+use crate::trans::{Trans, begin_small};
 use std::sync::Arc;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
@@ -25,13 +25,25 @@ pub fn link(
     now: Timestamp,
 ) -> Result<()> {
     check_name(name)?;
-    let need = ReservationBuilder::new(mount.geometry())
+    begin_small(|need| enter_name(mount, dir, name, file, now, need))
+}
+
+fn enter_name(
+    mount: &Arc<Mount>,
+    dir: &InodeHandle,
+    name: &[u8],
+    file: &InodeHandle,
+    now: Timestamp,
+    need: LogNeed,
+) -> Result<()> {
+    let most = ReservationBuilder::new(mount.geometry())
         .inodes(2)
         .dir_change()
         .parent_changes(1)
         .unlinked()
         .log_count(2);
-    let mut trans = Trans::start(mount, need.build())?;
+    let usual = ReservationBuilder::usual(mount.geometry()).build();
+    let mut trans = Trans::start(mount, most.build().beginning_with(usual).with_log_space(need))?;
     join_all(&mut trans, &[dir.entry(), file.entry()])?;
     check_directory(dir, trans.inode(dir.ino()))?;
     file.check(trans.inode(file.ino()))?;

@@ -10,8 +10,8 @@ use crate::ialloc;
 use crate::inactive;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
-use crate::trans::Trans;
-use crate::trans::reservation::ReservationBuilder;
+use crate::trans::reservation::{LogNeed, Reservation, ReservationBuilder};
+use crate::trans::{Trans, begin_small};
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
@@ -38,11 +38,25 @@ pub fn remove(
     now: Timestamp,
 ) -> Result<Option<InodeNumber>> {
     check_name(name)?;
+    let child = begin_small(|need| take_name(mount, dir, name, what, now, need))?;
+    point("a name is gone");
+    inactive::lost_name(mount, &child)
+}
+
+/// Removes a name. Returns the inode that had it.
+fn take_name(
+    mount: &Arc<Mount>,
+    dir: &InodeHandle,
+    name: &[u8],
+    what: Removal,
+    now: Timestamp,
+    need: LogNeed,
+) -> Result<Arc<InodeEntry>> {
     loop {
         let child = child_of(mount, dir, name)?;
         let known = &mount.write_side()?.reservations.remove;
-        let reservation = known.get(mount.geometry(), || reservation_to_remove(mount).build().or_no_blocks());
-        let mut trans = Trans::start(mount, reservation)?;
+        let reservation = known.get(mount.geometry(), || reservation_to_remove(mount).or_no_blocks());
+        let mut trans = Trans::start(mount, reservation.with_log_space(need))?;
         join_all(&mut trans, &[dir.entry(), &child])?;
         check_directory(dir, trans.inode(dir.ino()))?;
         let found = find(&mut trans, dir.ino(), name)?;
@@ -61,12 +75,16 @@ pub fn remove(
         remove_entry(&mut trans, dir.ino(), name, found)?;
         touch(&mut trans, dir.ino(), true, now);
         trans.commit()?;
-        point("a name is gone");
-        return inactive::lost_name(mount, &child);
+        return Ok(child);
     }
 }
 
-pub(super) fn reservation_to_remove(mount: &Mount) -> ReservationBuilder<'_> {
+pub(super) fn reservation_to_remove(mount: &Mount) -> Reservation {
+    let usual = ReservationBuilder::usual(mount.geometry()).build();
+    need_to_remove(mount).build().beginning_with(usual)
+}
+
+pub(super) fn need_to_remove(mount: &Mount) -> ReservationBuilder<'_> {
     ReservationBuilder::new(mount.geometry())
         .inodes(3)
         .dir_change()

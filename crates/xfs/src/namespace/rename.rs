@@ -13,7 +13,8 @@ use crate::error::Result;
 use crate::inactive;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
-use crate::trans::Trans;
+use crate::trans::reservation::{LogNeed, ReservationBuilder};
+use crate::trans::{Trans, begin_small};
 use fileio::testing::point;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -49,14 +50,14 @@ pub fn rename(
     check_name(from)?;
     check_name(to)?;
     let (source, target) = (RenameEnd { dir: from_dir, name: from }, RenameEnd { dir: to_dir, name: to });
-    loop {
-        if let Some(replaced) = try_rename(mount, &source, &target, how, now)? {
-            return match replaced {
-                Some(entry) => inactive::lost_name(mount, &entry),
-                None => Ok(None),
-            };
+    let replaced = begin_small(|need| {
+        loop {
+            if let Some(replaced) = try_rename(mount, &source, &target, how, now, need)? {
+                return Ok(replaced);
+            }
         }
-    }
+    })?;
+    replaced.map_or(Ok(None), |entry| inactive::lost_name(mount, &entry))
 }
 
 /// One attempt. `None` if the names changed before their inodes were locked; otherwise the inode that lost its last
@@ -67,6 +68,7 @@ fn try_rename(
     target: &RenameEnd<'_>,
     how: Rename,
     now: Timestamp,
+    need: LogNeed,
 ) -> Result<Option<Option<Arc<InodeEntry>>>> {
     let moved = remove::child_of(mount, source.dir, source.name)?;
     let there = match remove::child_of(mount, target.dir, target.name) {
@@ -82,8 +84,10 @@ fn try_rename(
     check_no_loop(mount, (source, dirs_seen.0, &moved), (target, dirs_seen.1, there.as_ref()), how)?;
 
     point("a rename has looked");
-    let need = remove::reservation_to_remove(mount).inodes(2).dir_change().parent_changes(1).log_count(2);
-    let mut trans = Trans::start(mount, need.build())?;
+    let most = remove::need_to_remove(mount).inodes(2).dir_change().parent_changes(1).log_count(2);
+    let usual = ReservationBuilder::usual(mount.geometry()).build();
+    let reservation = most.build().beginning_with(usual).with_log_space(need);
+    let mut trans = Trans::start(mount, reservation)?;
     let mut all = vec![source.dir.entry(), target.dir.entry(), &moved];
     all.extend(&there);
     join_all(&mut trans, &all)?;

@@ -398,7 +398,7 @@ fn a_removal_that_fails_leaves_the_time_of_an_overwrite() {
     let file = imap.create(b"a");
     file.entry().overwritten().note(file.life());
     let time = file.entry().overwritten().get(&file.entry().snapshot());
-    let mut trans = Trans::start(&imap.volume, remove::reservation_to_remove(&imap.volume).build()).unwrap();
+    let mut trans = Trans::start(&imap.volume, remove::reservation_to_remove(&imap.volume)).unwrap();
     trans.join_inode(Arc::clone(file.entry()), file.entry().ilock()).unwrap();
     crate::inactive::free(&mut trans, file.ino()).unwrap();
     drop(trans);
@@ -884,7 +884,7 @@ fn reservations_follow_growth() {
         let reservations = &volume.write_side().unwrap().reservations;
         (
             create::reservation_to_make(&volume, false, None).unwrap(),
-            reservations.remove.get(volume.geometry(), || remove::reservation_to_remove(&volume).build()),
+            reservations.remove.get(volume.geometry(), || remove::reservation_to_remove(&volume)),
         )
     };
     let small = known();
@@ -941,7 +941,7 @@ fn who_gets_a_block_does_not_wait_for_a_late_reader() {
     let (tells, told) = mpsc::channel();
     let writer = Arc::clone(volume);
     std::thread::spawn(move || {
-        let mut trans = Trans::start(&writer, remove::reservation_to_remove(&writer).build()).unwrap();
+        let mut trans = Trans::start(&writer, remove::reservation_to_remove(&writer)).unwrap();
         trans.buf_get(&[map], &RAW).unwrap();
         tells.send(()).unwrap();
     });

@@ -1,6 +1,6 @@
 //! The buffers of a transaction: private copies of what it changes.
 
-use super::Trans;
+use super::{Trans, reservation};
 use crate::btree::edit::Block;
 use crate::buf::{Buf, BufChange, BufLock, BufMap, ChunkMap, MetaBuf, Older, copy_of, keep, zeroes};
 use crate::error::Result;
@@ -83,9 +83,13 @@ impl JoinedBuf {
     }
 
     /// Log bytes that a commit would take now.
-    #[cfg(test)]
-    pub(super) fn log_bytes(&self) -> u32 {
-        self.handle.log_bytes_with(&self.dirty)
+    pub(super) fn log_bytes(&self) -> u64 {
+        self.handle.log_bytes_with(&self.dirty).into()
+    }
+
+    /// Log bytes that a commit takes at most, whatever was changed.
+    pub(super) fn log_bytes_most(&self) -> u64 {
+        self.handle.maps().iter().map(|map| reservation::buffer_bytes(map.len.into())).sum()
     }
 
     /// Makes the changes the committed version.

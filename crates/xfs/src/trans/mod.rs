@@ -21,6 +21,8 @@ mod inodes;
 pub mod reservation;
 mod space;
 pub(crate) mod superblock;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
 
 pub use buffers::BufIndex;
 pub(crate) use deferred::{AttrWork, CaptureList, FreeWork, Intent, IntentWork, Work, ids_behind};
@@ -36,7 +38,7 @@ use crate::mount::{Mount, WriteSide};
 use buffers::{JoinedBuf, Snapshots};
 use deferred::Deferred;
 use inodes::JoinedInode;
-use reservation::Reservation;
+use reservation::{LogNeed, Reservation};
 use std::sync::Arc;
 use superblock::SuperblockChanges;
 use xfs_format::geometry::Geometry;
@@ -73,12 +75,23 @@ pub struct Trans<'v> {
     keeps_freed: bool,
     /// Whether part of the work is committed already, so that the rest must follow.
     rolled: bool,
+    /// Whether it has less log space than it may need, and can begin again with more.
+    begins_small: bool,
     /// Whether this part gives an inode its first attribute.
     pub(crate) makes_attributes: bool,
     /// What this part changes in the superblock.
     superblock_changes: SuperblockChanges,
     /// Room in groups for their rmap trees to grow.
     pub(crate) claim: Option<Box<OwnerClaim<'v>>>,
+}
+
+/// Runs an operation that begins with the log space that it usually needs: see [`Reservation::beginning_with`]. If that
+/// turns out not to be enough, the operation runs once more, with all that it may need.
+pub(crate) fn begin_small<R>(mut operation: impl FnMut(LogNeed) -> Result<R>) -> Result<R> {
+    match operation(LogNeed::Usual) {
+        Err(Error::ReservationShort) => operation(LogNeed::Most),
+        done => done,
+    }
 }
 
 impl<'v> Trans<'v> {
@@ -119,7 +132,11 @@ impl<'v> Trans<'v> {
         let write = mount.write_side()?;
         mount.reclaim_caches(&write.journal)?;
         let more = if Self::is_quota_counted(mount)? { superblock::log_bytes(mount) } else { 0 };
-        let Reservation { log_bytes, log_count, .. } = reservation;
+        let (log_bytes, log_count) = reservation.first_log_space();
+        if reservation.usual_log_bytes.is_some() {
+            // Whether the log is large enough must not depend on what turns out to be needed.
+            Self::check_log(mount, reservation)?;
+        }
         let ticket = write.journal.reserve(log_bytes + more, log_count, reservation.intent_bytes)?;
         // Reserve only behind the gate: whoever freezes the journal must find counters without open reservations.
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
@@ -132,6 +149,7 @@ impl<'v> Trans<'v> {
         };
         let mut trans = Self::with(mount, write, ticket, blocks);
         trans.deferred = Deferred::within(reservation.intent_bytes);
+        trans.begins_small = reservation.usual_log_bytes.is_some();
         Ok(trans)
     }
 
@@ -183,6 +201,7 @@ impl<'v> Trans<'v> {
             blocks,
             keeps_freed: false,
             rolled: false,
+            begins_small: false,
             makes_attributes: false,
             superblock_changes: SuperblockChanges::default(),
             claim: None,
@@ -297,6 +316,7 @@ impl<'v> Trans<'v> {
         self.forget_snapshots();
         self.clear_quota_counted()?;
         self.log_attr_feature()?;
+        self.take_log_space()?;
         self.mark_busy()?;
         let landing = self.commit_callback();
         if !self.is_logged() {
@@ -329,6 +349,34 @@ impl<'v> Trans<'v> {
             self.journal.force(seq)?;
         }
         Ok(seq)
+    }
+
+    /// Makes sure that there is log space for the first part, if the transaction began with less than it may need. Each
+    /// further part does deferred work, for which any unit suffices. [`Error::ReservationShort`] if there is none.
+    fn take_log_space(&mut self) -> Result<()> {
+        if !self.begins_small || self.rolled {
+            return Ok(());
+        }
+        if fileio::testing::begins_again() {
+            return Err(Error::ReservationShort);
+        }
+        let most = self.log_bytes(JoinedBuf::log_bytes_most);
+        let Some(ticket) = &self.ticket else { return Err(NO_TICKET) };
+        if self.journal.has_room_for(ticket, most) {
+            return Ok(());
+        }
+        let needed = self.log_bytes(JoinedBuf::log_bytes);
+        let Some(ticket) = &mut self.ticket else { return Err(NO_TICKET) };
+        if self.journal.extend_for(ticket, needed)? { Ok(()) } else { Err(Error::ReservationShort) }
+    }
+
+    /// Log bytes of this part, where a buffer takes what `of_buf` says.
+    fn log_bytes(&self, of_buf: impl Fn(&JoinedBuf) -> u64) -> u64 {
+        let of_inode = reservation::inode_bytes(self.geometry().inode_size);
+        let bufs = self.bufs.iter().filter(|buf| buf.is_logged()).map(of_buf);
+        let inodes = self.inodes.iter().filter(|inode| !inode.is_clean()).map(|_| of_inode);
+        let extra = self.extra.iter().map(|(_, vector)| u64::from(vector.log_bytes()));
+        bufs.chain(inodes).chain(extra).sum()
     }
 
     /// Whether this part has anything to log.

@@ -5,7 +5,11 @@
 //! With too small a reservation a transaction would fail half-way. Too large a one only costs waiting when the log is
 //! nearly full. So every bound is rounded up.
 //!
-//! Invariant: no operation logs more in one step than its reservation says (the journal checks it in debug builds).
+//! The worst case of a frequent operation is ten times what it usually needs. Such an operation begins with the latter, and
+//! takes more at its first commit: see [`Reservation::beginning_with`].
+//!
+//! Invariant: no operation logs more in one step than its reservation says, or than it has taken since (the journal checks
+//! it in debug builds).
 
 use super::deferred::{IntentBytes, count_bytes, exchange_bytes, free_bytes, map_bytes, rmap_bytes};
 use crate::alloc::rmap_levels;
@@ -14,6 +18,7 @@ use xfs_format::btree::{Bmbt, Bnobt, Inobt, Refcountbt, Tree};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
 
+pub(crate) use crate::mount::LogNeed;
 pub use crate::mount::Reservation;
 
 /// Pieces of a run whose refcounts one transaction changes.
@@ -49,8 +54,7 @@ impl<'g> ReservationBuilder<'g> {
 
     /// Adds logged inodes with their forks.
     pub fn inodes(mut self, count: u64) -> Self {
-        let each = InodeFormat::BYTES as u64 + u64::from(self.geometry.inode_size) + 5 * REGION_BYTES + 72;
-        self.bytes += count * each;
+        self.bytes += count * inode_bytes(self.geometry.inode_size);
         self
     }
 
@@ -257,6 +261,12 @@ impl<'g> ReservationBuilder<'g> {
         self
     }
 
+    /// What a name that is made, moved or removed usually changes, or a few extents that a file gets or loses: inodes, a block
+    /// of each tree of the directory, headers of a group, and a leaf or two of each of its trees.
+    pub(crate) fn usual(geometry: &'g Geometry) -> Self {
+        Self::new(geometry).inodes(4).sectors(4).buffers(8).dir_buffers(4)
+    }
+
     /// The reservation.
     pub fn build(self) -> Reservation {
         // Deferred work runs in steps of its own. Each step has room for one item and for what arises from it.
@@ -271,6 +281,7 @@ impl<'g> ReservationBuilder<'g> {
         Reservation {
             blocks: self.blocks,
             log_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+            usual_log_bytes: None,
             log_count: self.count,
             intent_bytes: u32::try_from(intents).unwrap_or(u32::MAX),
             blocks_optional: false,
@@ -278,8 +289,13 @@ impl<'g> ReservationBuilder<'g> {
     }
 }
 
+/// Log bytes for an inode of this size with both forks.
+pub(super) fn inode_bytes(size: u16) -> u64 {
+    InodeFormat::BYTES as u64 + u64::from(size) + 5 * REGION_BYTES + 72
+}
+
 /// Log bytes for a buffer that is dirty in the worst pattern.
-fn buffer_bytes(len: u64) -> u64 {
+pub(super) fn buffer_bytes(len: u64) -> u64 {
     let map = BufHeader::bytes(BufHeader::map_words(len as usize)) as u64;
     let chunks = len.div_ceil(BUF_CHUNK_SIZE as u64);
     map + len + (1 + chunks.div_ceil(2)) * REGION_BYTES
@@ -356,7 +372,7 @@ mod tests {
             ialloc::remove_unlinked(&mut trans, entry.ino()).unwrap();
             ialloc::add_unlinked(&mut trans, entry.ino()).unwrap();
             let logged: u64 =
-                trans.bufs.iter().filter(|buf| buf.is_logged()).map(|buf| u64::from(buf.log_bytes())).sum();
+                trans.bufs.iter().filter(|buf| buf.is_logged()).map(|buf| buf.log_bytes()).sum();
             let reserved = ReservationBuilder::new(volume.geometry()).unlinked().bytes;
             assert!(logged <= reserved, "{logged} bytes are logged, {reserved} were reserved");
             trans.commit().unwrap();

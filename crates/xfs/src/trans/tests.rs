@@ -1,0 +1,145 @@
+//! Transactions that begin with less log space than they may need.
+
+use super::reservation::{LogNeed, Reservation, ReservationBuilder};
+use super::{Trans, begin_small};
+use crate::agf;
+use crate::alloc::{Purpose, Request, Target};
+use crate::error::{Error, Result};
+use crate::mkfs::{Before, Groups, Options, format, plan};
+use crate::namespace::{self, NewInode, Removal};
+use crate::volume::{OpenOptions, Volume};
+use blockdev::{BlockDevice, MemoryDevice};
+use std::cell::Cell;
+use std::sync::Arc;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::{AgNumber, Uuid};
+
+const GROUPS: u32 = 24;
+const TIME: Timestamp = Timestamp { seconds: 1, nanoseconds: 0 };
+
+/// A volume of today's defaults with a log of 64 MiB.
+fn made() -> Arc<Volume> {
+    let bytes = u64::from(GROUPS) * (80 << 20);
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes).unwrap());
+    let new = Options { groups: Groups::Count(GROUPS), ..Options::new(Uuid([7; 16]), TIME) };
+    format(&*device, &plan(&new, bytes).unwrap(), Before::Zeroes).unwrap();
+    Volume::open(device, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap()
+}
+
+/// Of an operation that allocates a block in each group, and usually in one.
+fn of_many(volume: &Volume) -> Reservation {
+    let need = ReservationBuilder::new(volume.geometry()).extents(GROUPS.into()).blocks(GROUPS.into());
+    Reservation { usual_log_bytes: Some(4 << 10), ..need.build() }
+}
+
+/// Allocates a block in each of `groups` groups.
+fn allocate(volume: &Arc<Volume>, groups: u32, need: LogNeed) -> Result<()> {
+    let mut trans = Trans::start(volume, of_many(volume).with_log_space(need))?;
+    for ag in (0..groups).map(AgNumber) {
+        agf::allocate(&mut trans, Target::In(ag), Request::new(1, 1, Purpose::Data))?;
+    }
+    trans.commit().map(drop)
+}
+
+fn free(volume: &Volume) -> u64 {
+    volume.write_side().unwrap().counters.available_blocks()
+}
+
+#[test]
+fn what_a_commit_needs_beyond_the_usual_is_taken_where_there_is_any() {
+    let volume = made();
+    let before = free(&volume);
+    let runs = Cell::new(0);
+    begin_small(|need| {
+        runs.set(runs.get() + 1);
+        allocate(&volume, GROUPS, need)
+    })
+    .unwrap();
+    assert_eq!((runs.get(), before - free(&volume)), (1, GROUPS.into()));
+}
+
+#[test]
+fn an_operation_begins_again_where_the_log_has_no_more_and_has_changed_nothing() {
+    let volume = made();
+    let journal = &volume.write_side().unwrap().journal;
+    let before = (free(&volume), journal.space().0);
+    let needs = Cell::new(Vec::new());
+    begin_small(|need| {
+        needs.set([needs.take(), vec![need]].concat());
+        let mut trans = Trans::start(&volume, of_many(&volume).with_log_space(need))?;
+        let all = (need == LogNeed::Usual).then(|| journal.take_all());
+        for ag in (0..GROUPS).map(AgNumber) {
+            agf::allocate(&mut trans, Target::In(ag), Request::new(1, 1, Purpose::Data))?;
+        }
+        let done = trans.commit();
+        if let Some(all) = all {
+            assert!(matches!(done, Err(Error::ReservationShort)), "{done:?}");
+            journal.give_all(all);
+            assert_eq!((free(&volume), journal.space().0), before);
+        }
+        done
+    })
+    .unwrap();
+    assert_eq!(needs.take(), [LogNeed::Usual, LogNeed::Most]);
+    assert_eq!(before.0 - free(&volume), u64::from(GROUPS));
+}
+
+#[test]
+fn what_usually_is_enough_needs_no_more_log_space() {
+    let volume = made();
+    let journal = &volume.write_side().unwrap().journal;
+    let mut trans = Trans::start(&volume, of_many(&volume)).unwrap();
+    let all = journal.take_all();
+    agf::allocate(&mut trans, Target::In(AgNumber(0)), Request::new(1, 1, Purpose::Data)).unwrap();
+    trans.commit().unwrap();
+    journal.give_all(all);
+}
+
+/// Operations on names ask for megabytes at worst. A log of 64 MiB had room for fourteen of them.
+#[test]
+fn hundreds_change_names_at_once_in_a_log_of_64_mib() {
+    for gib in [2, 64, 4096] {
+        let new = Options::new(Uuid([7; 16]), TIME);
+        let plan = plan(&Options { log_size: Some(64 << 20), ..new }, gib << 30).unwrap();
+        let geometry = plan.geometry();
+        let most = ReservationBuilder::new(geometry).inodes(2).inode_chunk().dir_change().parent_changes(1);
+        let most = most.log_count(2).build();
+        let usual = most.beginning_with(ReservationBuilder::usual(geometry).build());
+        let bytes = |reservation: Reservation| {
+            let (bytes, count) = reservation.first_log_space();
+            u64::from(bytes) * u64::from(count) + 3 * u64::from(reservation.intent_bytes)
+        };
+        let (usual, most) = (bytes(usual), bytes(most));
+        assert!((64 << 20) / usual > 300 && most > 10 * usual, "{gib} GiB: {usual} of {most} bytes");
+    }
+}
+
+/// Whatever an operation on names leaves when it begins again is nothing.
+#[test]
+fn operations_on_names_begin_again() {
+    let volume = made();
+    let root = volume.handle(volume.geometry().root).unwrap();
+    let new = |mode| NewInode::for_tests(mode, TIME);
+    let counts = || {
+        let counters = &volume.write_side().unwrap().counters;
+        (counters.free_blocks(), counters.available_blocks(), counters.inodes())
+    };
+    namespace::create(&volume, &root, b"before", &new(0o100_644)).unwrap();
+    namespace::remove(&volume, &root, b"before", Removal::File, TIME).unwrap();
+    let before = counts();
+    let file = fileio::testing::beginning_again(|| {
+        let file = namespace::create(&volume, &root, b"file", &new(0o100_644)).unwrap();
+        let dir = namespace::create(&volume, &root, b"dir", &new(0o040_755)).unwrap();
+        namespace::symlink(&volume, &dir, b"link", b"target", &new(0)).unwrap();
+        namespace::link(&volume, &dir, b"second", &file, TIME).unwrap();
+        let to = (&dir, b"moved".as_slice());
+        namespace::rename(&volume, (&root, b"file"), to, namespace::Rename::Replace, TIME).unwrap();
+        namespace::remove(&volume, &dir, b"second", Removal::File, TIME).unwrap();
+        namespace::remove(&volume, &dir, b"moved", Removal::File, TIME).unwrap();
+        namespace::remove(&volume, &dir, b"link", Removal::File, TIME).unwrap();
+        namespace::remove(&volume, &root, b"dir", Removal::Directory, TIME).unwrap();
+        file
+    });
+    assert!(file.current().is_err(), "it is removed");
+    assert_eq!(counts(), before);
+}
