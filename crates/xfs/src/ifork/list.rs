@@ -246,9 +246,14 @@ impl fmt::Debug for ExtentList {
     }
 }
 
+thread_local! {
+    /// The list without extents. Most new inodes have one, and one for all threads would have a count that all write.
+    static EMPTY: Arc<[BmbtRecord]> = Arc::from(Vec::new());
+}
+
 impl Default for Node {
     fn default() -> Self {
-        Node::Leaf(Arc::default())
+        Node::Leaf(EMPTY.try_with(Arc::clone).unwrap_or_else(|_| Arc::from(Vec::new())))
     }
 }
 

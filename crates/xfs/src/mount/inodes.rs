@@ -6,12 +6,14 @@ use crate::error::{Error, Result};
 use crate::ifork::{self, ExtentList, ForkKind, ForkState};
 use crate::imap::InodeBytes;
 use crate::inode::{InMemory, Inode, InodeEntry, InodeHandle};
+use crate::log::thread_slot;
 use crate::refcount::SharedRun;
 use fileio::testing::point;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::types::{FileBlock, FsBlock, InodeNumber, Lsn};
 
@@ -136,9 +138,15 @@ impl Mount {
         self.inodes.remove(&ino);
     }
 
+    /// The geometry for an inode that comes into memory. Each thread has a copy, whose references it counts by itself. The
+    /// volume's size in it stays what it was, which inodes do not ask for.
+    fn geometry_for_inode(&self) -> &Arc<Geometry> {
+        &self.inode_geometries[thread_slot::current() % self.inode_geometries.len()]
+    }
+
     /// Puts an inode into the cache unless it is there already. Returns the entry that is in the cache.
     pub(crate) fn enter_inode(&self, inode: Arc<Inode>) -> Arc<InodeEntry> {
-        let entry = InodeEntry::new(inode.ino(), inode, &self.geometry);
+        let entry = InodeEntry::new(inode.ino(), inode, self.geometry_for_inode());
         let weight = entry.weighed();
         let kept = self.inodes.get_or_insert(entry.ino(), Arc::clone(&entry), weight, || true);
         kept.unwrap_or(entry)
@@ -154,7 +162,7 @@ impl Mount {
         writes: u64,
         frees: Option<u64>,
     ) -> Option<Arc<InodeEntry>> {
-        let entry = InodeEntry::new(inode.ino(), Arc::new(inode), &self.geometry);
+        let entry = InodeEntry::new(inode.ino(), Arc::new(inode), self.geometry_for_inode());
         let weight = entry.weighed();
         let counts = self.bufs.writes();
         let is_newest =

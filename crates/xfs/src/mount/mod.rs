@@ -93,6 +93,9 @@ impl Default for OpenOptions {
 /// runs transactions of the layers above, hence the function pointer.
 pub(crate) type BlockGc = fn(&Arc<Mount>) -> Result<bool>;
 
+/// How many threads count references to the geometry apart from each other.
+const INODE_GEOMETRIES: usize = 64;
+
 /// A volume as its transactions see it. All threads share it, and any thread may make any call. It has a cache line
 /// apart from its reference count.
 #[derive(Debug)]
@@ -101,6 +104,8 @@ pub struct Mount {
     device: Arc<dyn BlockDevice>,
     superblock: Superblock,
     geometry: Arc<Geometry>,
+    /// Copies of the geometry for inodes in memory: see [`geometry_for_inode`](Self::geometry_for_inode).
+    inode_geometries: Box<[Arc<Geometry>]>,
     bufs: BufCache,
     inodes: Cache<InodeNumber, Arc<InodeEntry>>,
     /// Inodes that were looked up by name recently.
@@ -209,6 +214,7 @@ impl Mount {
             cache_size: options.cache_size,
             device,
             superblock,
+            inode_geometries: (0..INODE_GEOMETRIES).map(|_| Arc::new(Geometry::clone(&geometry))).collect(),
             geometry,
             map_change: OnceLock::new(),
             claim: Mutex::new(claim),
