@@ -35,6 +35,8 @@ struct PushTarget {
     pushes: u64,
     /// Everything up to this LSN is to be written back.
     target: Lsn,
+    /// How many wait until everything is written back, including what is committed meanwhile.
+    wait_for_all: u32,
     /// How many idle intervals to treat as elapsed.
     elapsed: u32,
     /// The thread has handled all pushes and waits for the next.
@@ -64,6 +66,15 @@ impl AilPush {
         wanted.target = wanted.target.max(target);
         wanted.push();
         self.changed.notify_all();
+    }
+
+    /// Requests write-back of everything, and of what is committed as long as the result lives.
+    pub(super) fn push_all(&self) -> PushAll<'_> {
+        let mut wanted = lock(&self.target_state);
+        wanted.wait_for_all += 1;
+        wanted.push();
+        self.changed.notify_all();
+        PushAll(self)
     }
 
     /// Treats an idle interval as elapsed, and waits until its work is done. Returns `false` if it never will be.
@@ -110,7 +121,7 @@ impl AilPush {
         if nothing_left() {
             wanted.target = Lsn(0);
         }
-        wanted.target
+        if wanted.wait_for_all > 0 { Lsn(u64::MAX) } else { wanted.target }
     }
 
     /// Waits for a push after the last one that was seen. Returns why it woke up.
@@ -138,6 +149,16 @@ impl AilPush {
                 return Woken::Idle;
             }
         }
+    }
+}
+
+/// Everything is to be written back: see [`AilPush::push_all`].
+#[derive(Debug)]
+pub(super) struct PushAll<'a>(&'a AilPush);
+
+impl Drop for PushAll<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.target_state).wait_for_all -= 1;
     }
 }
 
@@ -418,12 +439,14 @@ mod tests {
 
     const LOG_BLOCKS: u32 = 4096;
 
-    /// An item of which nothing is left to write once it is in the log, or an intent, which is never written back.
-    #[derive(Debug)]
+    /// An item of which nothing is left to write once it is in the log, or one that is written back in no time, or an
+    /// intent, which is never written back.
+    #[derive(Debug, Default)]
     struct Item {
         state: ItemState,
         is_intent: bool,
         is_logged_again: bool,
+        is_written_back: bool,
     }
 
     impl LogItem for Item {
@@ -433,10 +456,10 @@ mod tests {
         fn pin(&self) {}
         fn unpin(&self) {}
         fn committed(&self, _lsn: Lsn) -> AfterCommit {
-            if self.is_intent { AfterCommit::Ail } else { AfterCommit::Drop }
+            if self.is_intent || self.is_written_back { AfterCommit::Ail } else { AfterCommit::Drop }
         }
         fn push(self: Arc<Self>) -> Push {
-            Push::Owed
+            if self.is_written_back { Push::Gone } else { Push::Owed }
         }
         fn is_intent(&self) -> bool {
             self.is_intent
@@ -451,15 +474,19 @@ mod tests {
     }
 
     fn journal() -> Arc<Journal> {
+        journal_at(Pace::Background)
+    }
+
+    fn journal_at(pace: Pace) -> Arc<Journal> {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(4 << 20).unwrap());
         let layout = LogLayout::for_tests(LOG_BLOCKS, 512, 32 << 10);
         let head = Pos(LOG_BLOCKS.into());
         let start = LogStart { head, tail: head, previous: u32::MAX, had_traces: false };
-        Journal::start(device, layout, start, Pace::Background, Designs::default()).unwrap()
+        Journal::start(device, layout, start, pace, Designs::default()).unwrap()
     }
 
     fn commit(journal: &Journal, bytes: usize, is_intent: bool) {
-        commit_item(journal, bytes, Item { state: ItemState::new(), is_intent, is_logged_again: false });
+        commit_item(journal, bytes, Item { is_intent, ..Item::default() });
     }
 
     fn commit_item(journal: &Journal, bytes: usize, item: Item) {
@@ -494,6 +521,29 @@ mod tests {
         assert!(checkpoints <= 1, "{checkpoints} checkpoints for 20 commits");
     }
 
+    /// Regression: in step, a request for everything was done when nothing was left. What another thread committed then,
+    /// before whoever had asked looked, was waited for and never written back.
+    #[test]
+    fn what_is_committed_while_somebody_waits_for_all_is_written_back() {
+        let journal = journal_at(Pace::InStep);
+        let core = Arc::clone(&journal.core);
+        let all = core.ail_push.push_all();
+        assert!(core.ail_push.wait_until_resting());
+        commit_item(&journal, 100, Item { is_written_back: true, ..Item::default() });
+        journal.force_all().unwrap();
+        let (told, is_told) = std::sync::mpsc::channel();
+        let waits = std::thread::spawn({
+            let core = Arc::clone(&core);
+            move || told.send(core.ail.wait_until_written())
+        });
+        assert_eq!(is_told.recv_timeout(Duration::from_secs(60)), Ok(true), "it waits for ever");
+        waits.join().unwrap().unwrap();
+        drop(all);
+        // Nobody waits for all any more.
+        assert!(core.ail_push.wait_until_resting());
+        assert_eq!(core.ail_push.target(|| true), Lsn(0));
+    }
+
     /// Regression: while tickets held most of a log that contained only an intent, the intent was relogged again and
     /// again, each time behind a flush.
     #[test]
@@ -501,7 +551,7 @@ mod tests {
         let journal = journal();
         let ticket = journal.reserve((journal.space().1 / 12) as u32, 10, 0).unwrap();
         let is_logged_again = true;
-        commit_item(&journal, 100, Item { state: ItemState::new(), is_intent: true, is_logged_again });
+        commit_item(&journal, 100, Item { is_intent: true, is_logged_again, ..Item::default() });
         journal.force_all().unwrap();
         let before = journal.newest().0;
         for _ in 0..20 {

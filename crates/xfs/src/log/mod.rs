@@ -361,12 +361,11 @@ impl Journal {
         let core = &*self.core;
         let _turn = lock(&core.settling);
         self.force_all()?;
-        core.ail_push.push_to(Lsn(u64::MAX));
-        if core.ail.wait_until_written() && core.ail_push.wait_until_resting() {
-            Ok(())
-        } else {
-            Err(core.not_written())
-        }
+        let all = core.ail_push.push_all();
+        let is_written = core.ail.wait_until_written();
+        drop(all);
+        let is_settled = is_written && core.ail_push.wait_until_resting();
+        if is_settled { Ok(()) } else { Err(core.not_written()) }
     }
 
     /// Holds back new transactions while the open checkpoint is twice as large as it should be.
