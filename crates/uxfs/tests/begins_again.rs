@@ -10,31 +10,35 @@ mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
 use common::files::{Random, seeds};
-use fileio::testing::beginning_again;
+use fileio::testing::{at_each, beginning_again};
 use oracles::xfsprogs::Release;
+use std::cell::Cell;
 use std::process::Command;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use uxfs::{
-    Dir, Error, ErrorKind, File, FileType, MkfsOptions, NewNode, OpenOptions, Rename, Result, Timestamp,
-    Volume, check_device, mkfs_device,
+    Dir, Error, ErrorKind, File, FileType, MkfsOptions, NewNode, Node, OpenOptions, Rename, Result,
+    Timestamp, Volume, check_device, mkfs_device,
 };
 
 const PAST: Timestamp = Timestamp { seconds: 1_000_000_000, nanoseconds: 0 };
-const SIZE: u64 = 320 << 20;
+const SIZE: u64 = 512 << 20;
 /// So large that what a transaction reserves does not decide when it is written back.
-const LOG: u64 = 64 << 20;
+const LOG: u64 = 80 << 20;
+/// Hardly larger than the worst case of one operation.
+const SMALL_LOG: u64 = 5 << 20;
 const DIRS: u64 = 4;
 const NAMES: u64 = 120;
 const THREADS: u64 = 6;
 
-fn device(seed: u64) -> Arc<dyn BlockDevice> {
+fn device(block: u32, log: u64) -> Arc<dyn BlockDevice> {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(SIZE).expect("memory"));
-    let block = [1024, 4096][seed as usize % 2];
     let options = MkfsOptions::new()
         .small(true)
         .block_size(block)
         .group_count(4)
-        .log_size(LOG)
+        .log_size(log)
         .uuid([7; 16])
         .time(PAST);
     mkfs_device(Arc::clone(&device), &options, true).expect("a volume of today's defaults");
@@ -70,6 +74,15 @@ fn change(file: &File, random: &mut Random) -> Result<()> {
     }
 }
 
+/// Has another file share blocks of this one.
+fn share(file: &File, other: &File, random: &mut Random) -> Result<()> {
+    let block = file.node().metadata()?.block_size;
+    let block = u64::from(block);
+    let blocks = file.size() / block;
+    let at = random.below(blocks + 1);
+    file.clone_range(at * block, other, random.below(8) * block, random.below(blocks - at + 1) * block)
+}
+
 /// Makes, links, moves, exchanges or removes a name, or changes a file.
 fn step(dirs: &[Dir], random: &mut Random) -> Result<()> {
     let mut pick = || &dirs[random.below(DIRS) as usize];
@@ -89,10 +102,15 @@ fn step(dirs: &[Dir], random: &mut Random) -> Result<()> {
         11 => dir.rename(&one, to, &two, Rename::NoReplace),
         12 => dir.rename(&one, to, &two, Rename::Exchange),
         13 => dir.remove_dir(&one),
-        14..=19 => match dir.lookup(&one)?.filter(|node| node.file_type() == FileType::Regular) {
-            Some(node) => change(&node.open()?, random),
-            None => Ok(()),
-        },
+        14..=19 => {
+            let regular = |node: &Node| node.file_type() == FileType::Regular;
+            let (one, two) = (dir.lookup(&one)?.filter(regular), to.lookup(&two)?.filter(regular));
+            match (one, two) {
+                (Some(one), Some(two)) if random.below(3) == 0 => share(&one.open()?, &two.open()?, random),
+                (Some(one), _) => change(&one.open()?, random),
+                _ => Ok(()),
+            }
+        }
         _ => {
             // Removed while it is open, or not.
             let open = dir.lookup(&one)?.filter(|_| random.below(3) == 0).map(|node| node.open());
@@ -178,7 +196,7 @@ fn tree(dir: &Dir, known: &mut Vec<u64>, found: &mut Vec<(u64, Vec<u8>, String)>
 fn what_began_again_has_the_same_outcome() {
     for seed in seeds(4) {
         let run = |again: bool| {
-            let device = device(seed);
+            let device = device([1024, 4096, 65536][seed as usize % 3], LOG);
             let options = OpenOptions::new().writable(true).repeatable(Some(PAST));
             let volume = Volume::open_device(Arc::clone(&device), &options).expect("it opens");
             let dirs = dirs(&volume);
@@ -209,7 +227,7 @@ fn what_began_again_has_the_same_outcome() {
 #[ignore = "needs root and xfsprogs"]
 fn threads_whose_operations_begin_again_leave_nothing() {
     for seed in seeds(4) {
-        let device = device(seed);
+        let device = device([1024, 4096, 65536][seed as usize % 3], LOG);
         let open = || {
             let options = OpenOptions::new().writable(true);
             Volume::open_device(Arc::clone(&device), &options).expect("it opens")
@@ -250,6 +268,41 @@ fn threads_whose_operations_begin_again_leave_nothing() {
         const KEPT: u64 = 16;
         assert!(emptied + KEPT >= at_first, "seed {seed}: {emptied} of {at_first} came back");
     }
+}
+
+/// Nobody is made to begin again here: some have to, as the log is small.
+#[test]
+fn threads_in_a_small_log_begin_again_by_themselves() {
+    let begun_again = AtomicU64::new(0);
+    for seed in seeds(2) {
+        let device = device(1024, SMALL_LOG);
+        // With threads of the journal's own, or in step.
+        let in_step = (seed % 2 == 0).then_some(PAST);
+        let options = OpenOptions::new().writable(true).repeatable(in_step);
+        let volume = Volume::open_device(Arc::clone(&device), &options).expect("it opens");
+        let all = dirs(&volume);
+        std::thread::scope(|scope| {
+            for nth in 0..4 * THREADS {
+                let (all, begun_again) = (&all, &begun_again);
+                scope.spawn(move || {
+                    let mut random = Random((seed << 8 | nth).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+                    let count = Rc::new(Cell::new(0));
+                    let each = Rc::clone(&count);
+                    let step = move || each.set(each.get() + 1);
+                    at_each("an operation begins again", step, || steps(all, &mut random, 300));
+                    begun_again.fetch_add(count.get(), Ordering::Relaxed);
+                });
+            }
+        });
+        drop(all);
+        volume.close().expect("closed");
+        drop(volume);
+        let report = check_device(Arc::clone(&device), &OpenOptions::new()).expect("checked");
+        assert!(report.is_clean(), "seed {seed}: {:?}", report.findings);
+    }
+    let begun_again = begun_again.into_inner();
+    println!("{begun_again} began again");
+    assert!(begun_again > 0, "none began again");
 }
 
 /// Removes a directory with all in it.

@@ -26,6 +26,17 @@ pub(super) struct LoggedVersion {
 }
 
 impl LoggedVersion {
+    /// Chunks change, in a buffer whose old content matters or not (`fresh`), or its blocks are freed (`None`).
+    pub(super) fn change(&mut self, dirty: Option<&ChunkMap>, fresh: bool) {
+        self.stale = dirty.is_none();
+        if fresh || self.stale {
+            self.dirty.clear();
+        }
+        if let Some(dirty) = dirty {
+            self.dirty.merge(dirty);
+        }
+    }
+
     /// Adds its regions to a vector.
     pub(super) fn format(&self, maps: &[BufMap], vector: &mut LogVector) {
         let (flags, buf_type) = self.flags_and_type();

@@ -94,19 +94,16 @@ impl State {
         match change {
             BufChange::Bytes { bytes, dirty, verifier, fresh, unlogged, inodes } => {
                 self.verifier = verifier;
-                latest.stale = false;
                 latest.inodes = inodes;
                 if fresh {
-                    latest.dirty.clear();
                     self.unwritten = unlogged;
                 }
-                latest.dirty.merge(dirty);
+                latest.change(Some(dirty), fresh);
                 Some(std::mem::replace(&mut latest.bytes, bytes))
             }
             BufChange::Invalidate => {
-                latest.stale = true;
                 self.unwritten = false;
-                latest.dirty.clear();
+                latest.change(None, false);
                 None
             }
         }
@@ -314,10 +311,10 @@ impl MetaBuf {
         (entered, old)
     }
 
-    /// Log bytes of a commit that changes those chunks.
-    pub(crate) fn log_bytes_with(&self, dirty: &ChunkMap) -> u32 {
+    /// Log bytes of a commit that changes those chunks, of a `fresh` buffer or not, or frees its blocks (`None`).
+    pub(crate) fn log_bytes_with(&self, dirty: Option<&ChunkMap>, fresh: bool) -> u32 {
         let mut latest = self.read().latest.clone();
-        latest.dirty.merge(dirty);
+        latest.change(dirty, fresh);
         latest.log_bytes(&self.maps)
     }
 

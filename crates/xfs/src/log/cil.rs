@@ -116,6 +116,11 @@ impl Joining<'_> {
         self.seq
     }
 
+    /// Bytes of all vectors so far.
+    pub(crate) fn logged(&self) -> u64 {
+        self.logged
+    }
+
     /// Whether items must be formatted now, as in the older design.
     pub(crate) fn is_formatted(&self) -> bool {
         self.is_formatted

@@ -13,6 +13,8 @@ pub struct Reservation {
     /// Log bytes for one step that changes what the operation usually changes, if it may begin with these: see
     /// [`beginning_with`](Self::beginning_with).
     pub usual_log_bytes: Option<u32>,
+    /// The least log bytes of a step that carries out deferred work.
+    pub deferred_log_bytes: u32,
     /// Steps for which log space is reserved at once. More steps are possible but may have to wait.
     pub log_count: u32,
     /// Log bytes to log all outstanding intents once more.

@@ -84,7 +84,7 @@ impl JoinedBuf {
 
     /// Log bytes that a commit would take now.
     pub(super) fn log_bytes(&self) -> u64 {
-        self.handle.log_bytes_with(&self.dirty).into()
+        self.handle.log_bytes_with((!self.stale).then_some(&self.dirty), self.fresh).into()
     }
 
     /// Log bytes that a commit takes at most, whatever was changed.

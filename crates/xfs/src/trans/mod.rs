@@ -75,8 +75,9 @@ pub struct Trans<'v> {
     keeps_freed: bool,
     /// Whether part of the work is committed already, so that the rest must follow.
     rolled: bool,
-    /// Whether it has less log space than it may need, and can begin again with more.
-    begins_small: bool,
+    /// If it has less log space than it may need, and can begin again with more: log bytes of a unit that suffices for
+    /// deferred work.
+    begins_small: Option<u32>,
     /// Whether this part gives an inode its first attribute.
     pub(crate) makes_attributes: bool,
     /// What this part changes in the superblock.
@@ -89,7 +90,10 @@ pub struct Trans<'v> {
 /// turns out not to be enough, the operation runs once more, with all that it may need.
 pub(crate) fn begin_small<R>(mut operation: impl FnMut(LogNeed) -> Result<R>) -> Result<R> {
     match operation(LogNeed::Usual) {
-        Err(Error::ReservationShort) => operation(LogNeed::Most),
+        Err(Error::ReservationShort) => {
+            fileio::testing::point("an operation begins again");
+            operation(LogNeed::Most)
+        }
         done => done,
     }
 }
@@ -149,7 +153,7 @@ impl<'v> Trans<'v> {
         };
         let mut trans = Self::with(mount, write, ticket, blocks);
         trans.deferred = Deferred::within(reservation.intent_bytes);
-        trans.begins_small = reservation.usual_log_bytes.is_some();
+        trans.begins_small = reservation.usual_log_bytes.map(|_| reservation.deferred_log_bytes);
         Ok(trans)
     }
 
@@ -201,7 +205,7 @@ impl<'v> Trans<'v> {
             blocks,
             keeps_freed: false,
             rolled: false,
-            begins_small: false,
+            begins_small: None,
             makes_attributes: false,
             superblock_changes: SuperblockChanges::default(),
             claim: None,
@@ -323,6 +327,7 @@ impl<'v> Trans<'v> {
             self.bufs.clear();
             return Ok(CommitSeq::default());
         }
+        let counted = self.counted_log_bytes();
         let Some(ticket) = self.ticket.as_mut() else { return Err(NO_TICKET) };
         let changed = self.inodes.iter_mut().filter(|inode| !inode.is_clean());
         changed.for_each(JoinedInode::count_change);
@@ -338,6 +343,7 @@ impl<'v> Trans<'v> {
             // Buffers are published first, so that what an inode points to is visible before the inode.
             bufs.iter_mut().for_each(|buf| buf.commit(joining));
             inodes.iter_mut().for_each(|inode| inode.commit(joining));
+            debug_assert!(counted.is_none_or(|bytes| joining.logged() <= bytes), "{counted:?}: {joining:?}");
             counters.apply(&std::mem::take(delta));
             tells.told(write);
         };
@@ -351,23 +357,31 @@ impl<'v> Trans<'v> {
         Ok(seq)
     }
 
-    /// Makes sure that there is log space for the first part, if the transaction began with less than it may need. Each
-    /// further part does deferred work, for which any unit suffices. [`Error::ReservationShort`] if there is none.
+    /// Makes sure that there is log space for the first part, if the transaction began with less than it may need, and for
+    /// each further part, if this one defers work. [`Error::ReservationShort`] if there is none.
     fn take_log_space(&mut self) -> Result<()> {
-        if !self.begins_small || self.rolled {
-            return Ok(());
-        }
+        let Some(of_deferred) = self.begins_small.filter(|_| !self.rolled) else { return Ok(()) };
         if fileio::testing::begins_again() {
             return Err(Error::ReservationShort);
         }
-        let most = self.log_bytes(JoinedBuf::log_bytes_most);
+        let least = if self.deferred.is_empty() { 0 } else { of_deferred.into() };
+        let most = self.log_bytes(JoinedBuf::log_bytes_most).max(least);
         let Some(ticket) = &self.ticket else { return Err(NO_TICKET) };
         if self.journal.has_room_for(ticket, most) {
             return Ok(());
         }
-        let needed = self.log_bytes(JoinedBuf::log_bytes);
+        let needed = self.log_bytes(JoinedBuf::log_bytes).max(least);
         let Some(ticket) = &mut self.ticket else { return Err(NO_TICKET) };
         if self.journal.extend_for(ticket, needed)? { Ok(()) } else { Err(Error::ReservationShort) }
+    }
+
+    /// Debug builds check that as many bytes are logged as were counted before, at most. Skipped where locks are counted:
+    /// the check would add to those of a release build.
+    fn counted_log_bytes(&self) -> Option<u64> {
+        let is_checked = cfg!(debug_assertions) && !lockstat::is_enabled();
+        let counted = is_checked.then(|| self.log_bytes(JoinedBuf::log_bytes));
+        debug_assert!(counted.is_none_or(|bytes| bytes <= self.log_bytes(JoinedBuf::log_bytes_most)));
+        counted
     }
 
     /// Log bytes of this part, where a buffer takes what `of_buf` says.

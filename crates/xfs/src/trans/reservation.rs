@@ -277,11 +277,12 @@ impl<'g> ReservationBuilder<'g> {
             deferred = deferred.max(Self::new(self.geometry).count_step().inodes(2).bytes + arisen.bytes);
             intents += arisen.intents;
         }
-        let bytes = self.bytes.max(deferred) + 256;
+        let log_bytes = |bytes: u64| u32::try_from(bytes + 256).unwrap_or(u32::MAX);
         Reservation {
             blocks: self.blocks,
-            log_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+            log_bytes: log_bytes(self.bytes.max(deferred)),
             usual_log_bytes: None,
+            deferred_log_bytes: log_bytes(deferred),
             log_count: self.count,
             intent_bytes: u32::try_from(intents).unwrap_or(u32::MAX),
             blocks_optional: false,

@@ -1,18 +1,21 @@
 //! Transactions that begin with less log space than they may need.
 
 use super::reservation::{LogNeed, Reservation, ReservationBuilder};
-use super::{Trans, begin_small};
+use super::{JoinedBuf, Trans, begin_small};
 use crate::agf;
 use crate::alloc::{Purpose, Request, Target};
+use crate::buf::BufMap;
+use crate::defer;
 use crate::error::{Error, Result};
-use crate::mkfs::{Before, Groups, Options, format, plan};
+use crate::mkfs::{Before, Features, Groups, Options, format, plan};
 use crate::namespace::{self, NewInode, Removal};
 use crate::volume::{OpenOptions, Volume};
 use blockdev::{BlockDevice, MemoryDevice};
 use std::cell::Cell;
 use std::sync::Arc;
+use xfs_format::attr::RAW;
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::{AgNumber, Uuid};
+use xfs_format::types::{AgNumber, FsBlock, InodeNumber, Uuid};
 
 const GROUPS: u32 = 24;
 const TIME: Timestamp = Timestamp { seconds: 1, nanoseconds: 0 };
@@ -112,6 +115,73 @@ fn hundreds_change_names_at_once_in_a_log_of_64_mib() {
         let (usual, most) = (bytes(usual), bytes(most));
         assert!((64 << 20) / usual > 300 && most > 10 * usual, "{gib} GiB: {usual} of {most} bytes");
     }
+}
+
+/// A transaction that defers work has units in which any of it fits, even if its first part needs less.
+#[test]
+fn further_parts_have_log_space_for_deferred_work() {
+    for (kernel, block_size) in [("4.19", 4096), ("6.1", 1024), ("6.1", 4096), ("6.18", 4096), ("6.18", 1024)]
+    {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 30).unwrap());
+        let features = Features::of_kernel(kernel).unwrap();
+        let new = Options { block_size, features, ..Options::new(Uuid([7; 16]), TIME) };
+        format(&*device, &plan(&new, 1 << 30).unwrap(), Before::Zeroes).unwrap();
+        let volume = Volume::open(device, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+        let need = || ReservationBuilder::new(volume.geometry());
+        // What any reservation has that defers something.
+        let least = need().frees(1).build().deferred_log_bytes;
+        assert_eq!(least, need().frees(1).build().log_bytes, "{kernel} {block_size}");
+        let most = need().extents(1).blocks(1).frees(1).rmaps(1).build();
+        let mut trans =
+            Trans::start(&volume, Reservation { usual_log_bytes: Some(4 << 10), ..most }).unwrap();
+        let got =
+            agf::allocate(&mut trans, Target::In(AgNumber(0)), Request::new(1, 1, Purpose::Data)).unwrap();
+        let start = got.start(volume.geometry());
+        defer::defer_free(&mut trans, InodeNumber(0), start, 1, None).unwrap();
+        trans.take_log_space().unwrap();
+        let journal = &volume.write_side().unwrap().journal;
+        assert!(journal.has_room_for(trans.ticket.as_ref().unwrap(), least.into()), "{kernel} {block_size}");
+    }
+}
+
+/// Regression: a buffer whose blocks had been freed before counted as one that is cancelled.
+#[test]
+fn blocks_that_are_metadata_again_are_counted_in_full() {
+    const BLOCKS: u32 = 24;
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1280 << 20).unwrap());
+    let new = Options { groups: Groups::Count(4), block_size: 65536, ..Options::new(Uuid([7; 16]), TIME) };
+    format(&*device, &plan(&new, 1280 << 20).unwrap(), Before::Zeroes).unwrap();
+    let volume = Volume::open(device, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    let geometry = volume.geometry();
+    let most = || of_many(&volume).with_log_space(LogNeed::Most);
+    let mut trans = Trans::start(&volume, most()).unwrap();
+    let wish = Request::new(BLOCKS, BLOCKS, Purpose::Data);
+    let first = agf::allocate(&mut trans, Target::In(AgNumber(0)), wish).unwrap().start(geometry);
+    trans.commit().unwrap();
+    let daddr = |nth| geometry.extent_daddr(FsBlock(first.0 + nth), 1).unwrap();
+    let maps: Vec<_> = (0..u64::from(BLOCKS))
+        .map(|nth| BufMap { daddr: daddr(nth), len: geometry.block_size.into() })
+        .collect();
+    let make = |need| {
+        let mut trans = Trans::start(&volume, need).unwrap();
+        for map in &maps {
+            trans.buf_get(&[*map], &RAW).unwrap();
+        }
+        trans
+    };
+    make(most()).commit().unwrap();
+    let mut trans = make(most());
+    for map in &maps {
+        let buf = trans.buf_get(&[*map], &RAW).unwrap();
+        trans.invalidate(buf);
+    }
+    trans.commit().unwrap();
+    volume.write_side().unwrap().journal.force_all().unwrap();
+    let trans = make(of_many(&volume));
+    let counted = trans.log_bytes(JoinedBuf::log_bytes);
+    assert!(counted > u64::from(BLOCKS * geometry.block_size), "{counted} bytes");
+    // Checks that no more is logged than was counted.
+    trans.commit().unwrap();
 }
 
 /// Whatever an operation on names leaves when it begins again is nothing.

@@ -81,9 +81,10 @@ impl DeferCapture {
         let log_bytes = |bytes| u32::try_from(bytes).unwrap_or(u32::MAX);
         deferred.reserved = log_bytes(bytes);
         let reservation = Reservation {
-            usual_log_bytes: None,
             blocks: 0,
             log_bytes: log_bytes(bytes + before.sum::<u64>()),
+            usual_log_bytes: None,
+            deferred_log_bytes: 0,
             log_count: 1,
             intent_bytes: log_bytes(bytes),
             blocks_optional: true,
