@@ -89,7 +89,7 @@ impl JoinedBuf {
 
     /// Log bytes that a commit takes at most, whatever was changed.
     pub(super) fn log_bytes_most(&self) -> u64 {
-        self.handle.maps().iter().map(|map| reservation::buffer_bytes(map.len.into())).sum()
+        self.handle.maps().iter().map(|map| reservation::buffer_bytes(map.len)).sum()
     }
 
     /// Makes the changes the committed version.
