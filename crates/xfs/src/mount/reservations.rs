@@ -11,7 +11,7 @@ pub struct Reservation {
     /// Log bytes for each step.
     pub log_bytes: u32,
     /// Log bytes for one step that changes what the operation usually changes, if it may begin with these: see
-    /// [`beginning_with`](Self::beginning_with).
+    /// `beginning_with`.
     pub usual_log_bytes: Option<u32>,
     /// The least log bytes of a step that carries out deferred work.
     pub deferred_log_bytes: u32,

@@ -6,7 +6,7 @@
 //! nearly full. So every bound is rounded up.
 //!
 //! The worst case of a frequent operation is ten times what it usually needs. Such an operation begins with the latter, and
-//! takes more at its first commit: see [`Reservation::beginning_with`].
+//! takes more at its first commit: see `Reservation::beginning_with`.
 //!
 //! Invariant: no operation logs more in one step than its reservation says, or than it has taken since (the journal checks
 //! it in debug builds).
