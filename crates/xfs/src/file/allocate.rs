@@ -380,11 +380,11 @@ pub(super) enum ChangedAt {
 /// For allocating and mapping an extent of this many blocks.
 pub(super) fn reservation_for_extent(mount: &Mount, len: u64) -> Reservation {
     let most = ReservationBuilder::new(mount.geometry()).inodes(1).extents(1).map_changes(1).blocks(len);
-    most.log_count(2).build().beginning_with(ReservationBuilder::usual(mount.geometry()).build())
+    most.log_count(2).build_to_begin_small()
 }
 
 /// For converting extents to unwritten or written.
 pub(super) fn reservation_to_convert(mount: &Mount) -> Reservation {
     let most = ReservationBuilder::new(mount.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64);
-    most.log_count(2).build().beginning_with(ReservationBuilder::usual(mount.geometry()).build())
+    most.log_count(2).build_to_begin_small()
 }

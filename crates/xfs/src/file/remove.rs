@@ -231,7 +231,7 @@ pub(super) fn reservation_to_unmap(mount: &Mount) -> Reservation {
         .frees(at_once)
         .bytes(64 << 10)
         .log_count(2);
-    most.build().beginning_with(ReservationBuilder::usual(mount.geometry()).build())
+    most.build_to_begin_small()
 }
 
 fn start_to_unmap(mount: &Arc<Mount>, need: LogNeed) -> Result<Trans<'_>> {

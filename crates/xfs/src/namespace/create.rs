@@ -190,8 +190,7 @@ fn work_out_making(mount: &Mount, inherits: bool, target: Option<&[u8]>) -> Rese
         need = need.attr_change(1).attr_change(1).first_attribute();
     }
     need = need.parent_changes(1);
-    let usual = ReservationBuilder::usual(geometry).build();
-    need.log_count(2).build().beginning_with(usual)
+    need.log_count(2).build_to_begin_small()
 }
 
 /// An inode for a new file.

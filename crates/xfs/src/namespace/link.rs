@@ -42,8 +42,7 @@ fn enter_name(
         .parent_changes(1)
         .unlinked()
         .log_count(2);
-    let usual = ReservationBuilder::usual(mount.geometry()).build();
-    let mut trans = Trans::start(mount, most.build().beginning_with(usual).with_log_space(need))?;
+    let mut trans = Trans::start(mount, most.build_to_begin_small().with_log_space(need))?;
     join_all(&mut trans, &[dir.entry(), file.entry()])?;
     check_directory(dir, trans.inode(dir.ino()))?;
     file.check(trans.inode(file.ino()))?;

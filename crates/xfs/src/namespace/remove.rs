@@ -80,8 +80,7 @@ fn take_name(
 }
 
 pub(super) fn reservation_to_remove(mount: &Mount) -> Reservation {
-    let usual = ReservationBuilder::usual(mount.geometry()).build();
-    need_to_remove(mount).build().beginning_with(usual)
+    need_to_remove(mount).build_to_begin_small()
 }
 
 pub(super) fn need_to_remove(mount: &Mount) -> ReservationBuilder<'_> {

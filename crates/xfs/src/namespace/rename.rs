@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::inactive;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
-use crate::trans::reservation::{LogNeed, ReservationBuilder};
+use crate::trans::reservation::LogNeed;
 use crate::trans::{Trans, begin_small};
 use fileio::testing::point;
 use parking_lot::MutexGuard;
@@ -85,9 +85,7 @@ fn try_rename(
 
     point("a rename has looked");
     let most = remove::need_to_remove(mount).inodes(2).dir_change().parent_changes(1).log_count(2);
-    let usual = ReservationBuilder::usual(mount.geometry()).build();
-    let reservation = most.build().beginning_with(usual).with_log_space(need);
-    let mut trans = Trans::start(mount, reservation)?;
+    let mut trans = Trans::start(mount, most.build_to_begin_small().with_log_space(need))?;
     let mut all = vec![source.dir.entry(), target.dir.entry(), &moved];
     all.extend(&there);
     join_all(&mut trans, &all)?;

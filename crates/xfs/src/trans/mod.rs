@@ -139,7 +139,8 @@ impl<'v> Trans<'v> {
         let (log_bytes, log_count) = reservation.first_log_space();
         if reservation.usual_log_bytes.is_some() {
             // Whether the log is large enough must not depend on what turns out to be needed.
-            Self::check_log(mount, reservation)?;
+            let Reservation { log_bytes, log_count, intent_bytes, .. } = reservation;
+            write.journal.check_size(log_bytes + more, log_count, intent_bytes)?;
         }
         let ticket = write.journal.reserve(log_bytes + more, log_count, reservation.intent_bytes)?;
         // Reserve only behind the gate: whoever freezes the journal must find counters without open reservations.

@@ -261,6 +261,11 @@ impl<'g> ReservationBuilder<'g> {
         self
     }
 
+    /// The reservation of an operation that begins with what it usually needs: see [`usual`](Self::usual).
+    pub(crate) fn build_to_begin_small(self) -> Reservation {
+        self.build().beginning_with(Self::usual(self.geometry).build())
+    }
+
     /// What a name that is made, moved or removed usually changes, or a few extents that a file gets or loses: inodes, a block
     /// of each tree of the directory, headers of a group, and a leaf or two of each of its trees.
     pub(crate) fn usual(geometry: &'g Geometry) -> Self {

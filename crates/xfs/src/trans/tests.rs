@@ -35,13 +35,12 @@ fn of_many(volume: &Volume) -> Reservation {
     Reservation { usual_log_bytes: Some(4 << 10), ..need.build() }
 }
 
-/// Allocates a block in each of `groups` groups.
-fn allocate(volume: &Arc<Volume>, groups: u32, need: LogNeed) -> Result<()> {
-    let mut trans = Trans::start(volume, of_many(volume).with_log_space(need))?;
-    for ag in (0..groups).map(AgNumber) {
-        agf::allocate(&mut trans, Target::In(ag), Request::new(1, 1, Purpose::Data))?;
+/// Allocates a block in each group.
+fn allocate(trans: &mut Trans<'_>) -> Result<()> {
+    for ag in (0..GROUPS).map(AgNumber) {
+        agf::allocate(trans, Target::In(ag), Request::new(1, 1, Purpose::Data))?;
     }
-    trans.commit().map(drop)
+    Ok(())
 }
 
 fn free(volume: &Volume) -> u64 {
@@ -55,7 +54,9 @@ fn what_a_commit_needs_beyond_the_usual_is_taken_where_there_is_any() {
     let runs = Cell::new(0);
     begin_small(|need| {
         runs.set(runs.get() + 1);
-        allocate(&volume, GROUPS, need)
+        let mut trans = Trans::start(&volume, of_many(&volume).with_log_space(need))?;
+        allocate(&mut trans)?;
+        trans.commit()
     })
     .unwrap();
     assert_eq!((runs.get(), before - free(&volume)), (1, GROUPS.into()));
@@ -71,9 +72,7 @@ fn an_operation_begins_again_where_the_log_has_no_more_and_has_changed_nothing()
         needs.set([needs.take(), vec![need]].concat());
         let mut trans = Trans::start(&volume, of_many(&volume).with_log_space(need))?;
         let all = (need == LogNeed::Usual).then(|| journal.take_all());
-        for ag in (0..GROUPS).map(AgNumber) {
-            agf::allocate(&mut trans, Target::In(ag), Request::new(1, 1, Purpose::Data))?;
-        }
+        allocate(&mut trans)?;
         let done = trans.commit();
         if let Some(all) = all {
             assert!(matches!(done, Err(Error::ReservationShort)), "{done:?}");
@@ -106,8 +105,8 @@ fn hundreds_change_names_at_once_in_a_log_of_64_mib() {
         let plan = plan(&Options { log_size: Some(64 << 20), ..new }, gib << 30).unwrap();
         let geometry = plan.geometry();
         let most = ReservationBuilder::new(geometry).inodes(2).inode_chunk().dir_change().parent_changes(1);
-        let most = most.log_count(2).build();
-        let usual = most.beginning_with(ReservationBuilder::usual(geometry).build());
+        let most = most.log_count(2);
+        let (usual, most) = (most.build_to_begin_small(), most.build());
         let bytes = |reservation: Reservation| {
             let (bytes, count) = reservation.first_log_space();
             u64::from(bytes) * u64::from(count) + 3 * u64::from(reservation.intent_bytes)
