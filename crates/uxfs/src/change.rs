@@ -206,7 +206,8 @@ impl Node {
 
     /// Removes an extended attribute, by its Linux name.
     pub fn remove_xattr(&self, name: &[u8]) -> Result<()> {
-        self.told_of_close(self.change_xattr(name, namespace::XattrChange::Remove))
+        let change = || self.change_xattr(name, namespace::XattrChange::Remove);
+        self.told_of_close(self.volume.with_room(change))
     }
 
     /// Sets an access control list in the form of Linux, or removes it.

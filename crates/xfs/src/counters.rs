@@ -5,6 +5,10 @@
 //! Invariant: `unreserved` excludes what transactions have reserved and what is set aside, so that a successful reservation
 //! cannot fail later. It is one number: of two that are looked at one after the other, the first may have changed and
 //! changed back meanwhile. Whoever looks at several numbers sees all of a change or nothing ([`Counters::look`]).
+//!
+//! A removal may need a block: where a hole is made in an extent, the map has one more. So that it succeeds on a full
+//! volume, some blocks are kept for removals, the reserve pool. They count as set aside. While removals have some of
+//! them, `unreserved` is below zero, and what is freed fills the pool first.
 
 use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
@@ -19,6 +23,8 @@ pub struct Counters {
     /// Blocks that count as free but cannot be reserved: those of the free space trees, what these may need, and what
     /// groups keep for their other trees.
     set_aside: AtomicI64,
+    /// How many of these are the reserve pool.
+    reserve_pool: u32,
     /// Changes of several numbers that have begun, and that have ended.
     begun: AtomicU64,
     ended: AtomicU64,
@@ -68,9 +74,19 @@ impl Counters {
             inodes: AtomicI64::new(inodes.cast_signed()),
             free_inodes: AtomicI64::new(free_inodes.cast_signed()),
             set_aside: AtomicI64::new(set_aside.cast_signed()),
+            reserve_pool: 0,
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
         }
+    }
+
+    /// The same counters with a reserve pool of this many more blocks.
+    pub fn with_reserve_pool(mut self, blocks: u32) -> Self {
+        let more = i64::from(blocks);
+        *self.unreserved.get_mut() -= more;
+        *self.set_aside.get_mut() += more;
+        self.reserve_pool += blocks;
+        self
     }
 
     /// Begins a change of several numbers, or of a number and of something else that `look` reads with it.
@@ -139,6 +155,18 @@ impl Counters {
         before.map_or(0, |unreserved| wanted(unreserved).cast_unsigned())
     }
 
+    /// Reserves `count` blocks. If there are too few, up to `least` of them, also from the reserve pool. Returns how many.
+    pub(crate) fn reserve_from_pool(&self, count: u64, least: u64) -> u64 {
+        if self.reserve_blocks(count).is_ok() {
+            return count;
+        }
+        let most = least.min(count).cast_signed();
+        let given = |unreserved: i64| most.min(unreserved + i64::from(self.reserve_pool)).max(0);
+        let left = |unreserved: i64| Some(unreserved - given(unreserved));
+        let before = self.unreserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+        before.map_or(0, |unreserved| given(unreserved).cast_unsigned())
+    }
+
     /// Gives back what was reserved and not used.
     pub(crate) fn return_blocks(&self, count: u64) {
         if count > 0 {
@@ -187,6 +215,21 @@ mod tests {
         counters.apply(&Delta { freed: 5, ..Delta::default() });
         let counts = Counts { free_blocks: 55, inodes: 128, free_inodes: 73 };
         assert_eq!(counters.look(|| ()), (counts, ()));
+    }
+
+    #[test]
+    fn removals_have_some_blocks_when_all_others_are_taken() {
+        let counters = Counters::new(100, 0, 0, 20).with_reserve_pool(10);
+        assert_eq!((counters.available_blocks(), counters.free_blocks()), (70, 100));
+        assert_eq!((counters.reserve_from_pool(30, 4), counters.available_blocks()), (30, 40));
+        counters.reserve_blocks(38).expect("there are 40");
+        let given = [30, 30, 3, 1, 30].map(|usual| counters.reserve_from_pool(usual, 4));
+        assert_eq!((given, counters.available_blocks()), ([4, 4, 3, 1, 0], 0));
+        // What comes back is theirs first.
+        counters.return_blocks(5);
+        assert!(matches!(counters.reserve_blocks(1), Err(Error::NoSpace)));
+        counters.apply(&Delta { freed: 6, ..Delta::default() });
+        assert_eq!((counters.reserve_some(9), counters.reserve_from_pool(30, 4)), (1, 4));
     }
 
     /// Chunks of inodes come and go, and blocks are set aside.

@@ -109,7 +109,7 @@ fn inactivate(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, life: Life) -> Result
 /// Frees an inode without names and without content.
 fn free_empty(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, life: Life, need: LogNeed) -> Result<()> {
     let most = ReservationBuilder::new(mount.geometry()).inodes(1).unlinked().inode_chunk().log_count(2);
-    let reservation = most.build_to_begin_small().or_no_blocks().with_log_space(need);
+    let reservation = most.build_to_begin_small().or_reserve_pool().with_log_space(need);
     let mut trans = Trans::start(mount, reservation)?;
     join_ending(&mut trans, entry, life)?;
     let ino = entry.ino();

@@ -638,7 +638,7 @@ fn give_back(mount: &Arc<Mount>, entry: &InodeEntry, fork: &mut CowFork, blocks:
         }
         let count = GIVEN_BACK_AT_ONCE as u64;
         let need = ReservationBuilder::new(mount.geometry()).counts(2 * count).rmaps(count).log_count(2);
-        let mut trans = Trans::start(mount, need.build().or_no_blocks())?;
+        let mut trans = Trans::start(mount, need.build().or_reserve_pool())?;
         for extent in &unused {
             defer::defer_free_staged(&mut trans, extent.startblock, extent.blockcount);
         }

@@ -235,7 +235,7 @@ pub(super) fn reservation_to_unmap(mount: &Mount) -> Reservation {
 }
 
 fn start_to_unmap(mount: &Arc<Mount>, need: LogNeed) -> Result<Trans<'_>> {
-    Trans::start(mount, reservation_to_unmap(mount).or_no_blocks().with_log_space(need))
+    Trans::start(mount, reservation_to_unmap(mount).or_reserve_pool().with_log_space(need))
 }
 
 /// Unmaps some extents at the end of `blocks`. Returns whether more are left.

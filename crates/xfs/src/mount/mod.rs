@@ -13,8 +13,8 @@ mod reservations;
 mod superblock;
 
 pub use fork::InodeFork;
-pub(crate) use reservations::LogNeed;
 pub use reservations::Reservation;
+pub(crate) use reservations::{LogNeed, WhenFull};
 pub(crate) use superblock::{check_device, check_volume, read_superblock, refuse_unhandled};
 
 use crate::alloc::{BusyExtents, Space};
@@ -354,6 +354,13 @@ impl Mount {
     }
 }
 
+/// Blocks of a volume's reserve pool. (A kernel's is twenty times as large, up to 8,192 blocks.)
+fn reserve_pool(blocks: u64) -> u32 {
+    const PART: u64 = 128;
+    const MOST: u32 = 64;
+    u32::try_from(blocks / PART).unwrap_or(MOST).min(MOST)
+}
+
 impl WriteSide {
     fn open(
         device: &Arc<dyn BlockDevice>,
@@ -366,7 +373,8 @@ impl WriteSide {
     ) -> Result<Self> {
         let raw = superblock.raw();
         // The counters are those of the last clean close, or those that recovery has summed up.
-        let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
+        let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back)
+            .with_reserve_pool(reserve_pool(raw.dblocks.get()));
         let pace = options.repeatable.map_or(Pace::Background, |_| Pace::InStep);
         let journal = Journal::open(Arc::clone(device), superblock, ends, pace, options.designs)?;
         let (busy, moves) = (Arc::default(), Mutex::new(()));

@@ -19,15 +19,32 @@ pub struct Reservation {
     pub log_count: u32,
     /// Log bytes to log all outstanding intents once more.
     pub intent_bytes: u32,
-    /// Whether to go on with no blocks if the volume is full: for operations that free space and seldom need any.
-    pub blocks_optional: bool,
+    /// What to do if the volume has too few blocks.
+    pub when_full: WhenFull,
+}
+
+/// What a transaction does if the volume has fewer blocks than it reserves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It fails.
+    Refuse,
+    /// It goes on with none.
+    GoOn,
+    /// It takes a few from the reserve pool, as far as there are some.
+    ReservePool,
 }
 
 impl Reservation {
     /// The same reservation, but it goes on with no blocks if the volume is full. If the transaction needs one after
     /// all, it fails with [`Error::NoSpace`](crate::Error::NoSpace) at that point and has changed nothing.
     pub fn or_no_blocks(self) -> Self {
-        Self { blocks_optional: true, ..self }
+        Self { when_full: WhenFull::GoOn, ..self }
+    }
+
+    /// The same reservation, but it takes a few blocks from the reserve pool if the volume is full: for what frees
+    /// space, and may need a block for a map that gets an extent more.
+    pub fn or_reserve_pool(self) -> Self {
+        Self { when_full: WhenFull::ReservePool, ..self }
     }
 
     /// The same reservation for an operation that usually changes no more than `usual` has log space for. It begins with

@@ -55,7 +55,7 @@ fn take_name(
     loop {
         let child = child_of(mount, dir, name)?;
         let known = &mount.write_side()?.reservations.remove;
-        let reservation = known.get(mount.geometry(), || reservation_to_remove(mount).or_no_blocks());
+        let reservation = known.get(mount.geometry(), || reservation_to_remove(mount).or_reserve_pool());
         let mut trans = Trans::start(mount, reservation.with_log_space(need))?;
         join_all(&mut trans, &[dir.entry(), &child])?;
         check_directory(dir, trans.inode(dir.ino()))?;

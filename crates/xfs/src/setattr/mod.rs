@@ -105,7 +105,7 @@ pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Changes, now: Tim
         need = need.attr_change(1).log_count(2);
     }
     // An ACL that follows the permissions keeps its size: it needs no more blocks than it gives back.
-    let mut trans = Trans::start(mount, need.build().or_no_blocks())?;
+    let mut trans = Trans::start(mount, need.build().or_reserve_pool())?;
     let ino = join(&mut trans, file)?;
     if change.is_of_protected() {
         trans.inode(ino).check_unprotected()?;
@@ -144,8 +144,12 @@ pub fn set_acl(
     list: Option<&[AclEntry]>,
     now: Timestamp,
 ) -> Result<()> {
-    let need = ReservationBuilder::new(mount.geometry()).inodes(1).attr_fork().attr_change(1).log_count(2);
-    let mut trans = Trans::start(mount, need.build())?;
+    let need = ReservationBuilder::new(mount.geometry()).inodes(1).attr_change(1).log_count(2);
+    let reservation = match list {
+        Some(_) => need.attr_fork().build(),
+        None => need.build().or_reserve_pool(),
+    };
+    let mut trans = Trans::start(mount, reservation)?;
     let ino = join(&mut trans, file)?;
     trans.inode(ino).check_unprotected()?;
     if trans.inode(ino).core().kind == InodeType::Symlink {
@@ -189,7 +193,7 @@ pub fn change_xattr(
     let need = ReservationBuilder::new(mount.geometry()).inodes(1).attr_change(value_blocks).log_count(2);
     let reservation = match change {
         XattrChange::Set(..) => need.attr_fork().build(),
-        XattrChange::Remove => need.build().or_no_blocks(),
+        XattrChange::Remove => need.build().or_reserve_pool(),
     };
     let mut trans = Trans::start(mount, reservation)?;
     let ino = join(&mut trans, file)?;

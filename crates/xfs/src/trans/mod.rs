@@ -28,7 +28,7 @@ pub use buffers::BufIndex;
 pub(crate) use deferred::{AttrWork, CaptureList, FreeWork, Intent, IntentWork, Work, ids_behind};
 
 use crate::alloc::{AgExtent, OwnerClaim};
-use crate::counters::Delta;
+use crate::counters::{Counters, Delta};
 use crate::error::{Error, Result};
 use crate::log::{
     CheckpointOutcome, CommitCallback, CommitSeq, Joining, Journal, LogItem, LogVector, ShutdownReason,
@@ -38,7 +38,7 @@ use crate::mount::{Mount, WriteSide};
 use buffers::{JoinedBuf, Snapshots};
 use deferred::Deferred;
 use inodes::JoinedInode;
-use reservation::{LogNeed, Reservation};
+use reservation::{LogNeed, Reservation, WhenFull};
 use std::sync::Arc;
 use superblock::SuperblockChanges;
 use xfs_format::geometry::Geometry;
@@ -47,6 +47,10 @@ use xfs_format::types::AgNumber;
 /// The number of buffers that most transactions lock.
 const USUAL_BUFS: usize = 8;
 const USUAL_INODES: usize = 2;
+
+/// Blocks that a removal gets of the reserve pool, if there are not as many as it may need: one for each of the maps that
+/// it changes, and some more.
+const LEAST_FROM_POOL: u64 = 8;
 
 /// For a transaction that has given its ticket back. Only dropping it does that.
 const NO_TICKET: Error = Error::Internal("a transaction went on without a ticket");
@@ -144,9 +148,8 @@ impl<'v> Trans<'v> {
         }
         let ticket = write.journal.reserve(log_bytes + more, log_count, reservation.intent_bytes)?;
         // Reserve only behind the gate: whoever freezes the journal must find counters without open reservations.
-        let blocks = match write.counters.reserve_blocks(reservation.blocks) {
-            Ok(()) => reservation.blocks,
-            Err(Error::NoSpace) if reservation.blocks_optional => 0,
+        let blocks = match Self::reserve_blocks(&write.counters, &reservation) {
+            Ok(blocks) => blocks,
             Err(error) => {
                 write.journal.release(ticket);
                 return Err(error);
@@ -156,6 +159,16 @@ impl<'v> Trans<'v> {
         trans.deferred = Deferred::within(reservation.intent_bytes);
         trans.begins_small = reservation.usual_log_bytes.map(|_| reservation.deferred_log_bytes);
         Ok(trans)
+    }
+
+    /// Reserves blocks. Returns how many.
+    fn reserve_blocks(counters: &Counters, reservation: &Reservation) -> Result<u64> {
+        let wanted = reservation.blocks;
+        match reservation.when_full {
+            WhenFull::ReservePool => Ok(counters.reserve_from_pool(wanted, LEAST_FROM_POOL)),
+            WhenFull::GoOn => Ok(counters.reserve_blocks(wanted).map_or(0, |()| wanted)),
+            WhenFull::Refuse => counters.reserve_blocks(wanted).map(|()| wanted),
+        }
     }
 
     /// Fails if the log is too small for a transaction with this reservation.

@@ -18,8 +18,8 @@ use xfs_format::btree::{Bmbt, Bnobt, Inobt, Refcountbt, Tree};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
 
-pub(crate) use crate::mount::LogNeed;
 pub use crate::mount::Reservation;
+pub(crate) use crate::mount::{LogNeed, WhenFull};
 
 /// Pieces of a run whose refcounts one transaction changes.
 pub(crate) const PIECES: u32 = 4;
@@ -290,7 +290,7 @@ impl<'g> ReservationBuilder<'g> {
             deferred_log_bytes: log_bytes(deferred),
             log_count: self.count,
             intent_bytes: u32::try_from(intents).unwrap_or(u32::MAX),
-            blocks_optional: false,
+            when_full: WhenFull::Refuse,
         }
     }
 }

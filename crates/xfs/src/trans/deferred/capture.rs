@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::log::{Journal, Ticket};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::reservation::{Reservation, ReservationBuilder};
+use crate::trans::reservation::{Reservation, ReservationBuilder, WhenFull};
 use std::sync::Arc;
 
 /// Maximum number of pieces in one intent when several are gathered: as many as a kernel puts into one.
@@ -87,7 +87,7 @@ impl DeferCapture {
             deferred_log_bytes: 0,
             log_count: 1,
             intent_bytes: log_bytes(bytes),
-            blocks_optional: true,
+            when_full: WhenFull::GoOn,
         };
         let mut trans = Trans::start_alone(mount, reservation, owed)?;
         for mut one in several {
