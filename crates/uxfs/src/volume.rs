@@ -286,9 +286,10 @@ impl Volume {
         engine::info(self.engine(), &attributes)
     }
 
-    /// The part of [`VolumeInfo::free_blocks`] that files cannot use: each group keeps some for its metadata. A
-    /// kernel's `df` leaves them out, and also a twentieth of all blocks, up to 8192, while the volume is mounted.
-    /// Reads the headers of all groups.
+    /// The part of [`VolumeInfo::free_blocks`] that files cannot use: each group keeps some for its metadata, and the
+    /// volume keeps up to 64, so that what removes something succeeds when it is full. A kernel's `df` leaves out the
+    /// former, and instead of the latter a twentieth of all blocks, up to 8192, while the volume is mounted. Reads the
+    /// headers of all groups.
     pub fn kept_back_blocks(&self) -> Result<u64> {
         Ok(self.engine().kept_back()?)
     }

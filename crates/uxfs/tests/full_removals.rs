@@ -1,5 +1,5 @@
-//! What takes something away succeeds on a volume that has no block left, even if the map that is left needs one more
-//! extent than it had.
+//! What takes something away succeeds on a full volume, even if the map that is left has one more extent than before. So does
+//! what usually needs no space: names that move, and writes into preallocated space.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
@@ -8,14 +8,20 @@ mod common;
 use blockdev::{BlockDevice, MemoryDevice};
 use common::files::{Random, closes_well, fill, new_file};
 use std::sync::Arc;
-use uxfs::{File, MkfsOptions, NewNode, OpenOptions, Result, SetXattr, Volume, mkfs_device};
+use uxfs::{
+    ErrorKind, File, MkfsOptions, NewNode, OpenOptions, Rename, Result, SetXattr, Volume, mkfs_device,
+};
 
 const SIZE: u64 = 48 << 20;
 const BLOCK: u64 = 4096;
 
 fn made() -> (Arc<dyn BlockDevice>, Volume) {
+    made_with(MkfsOptions::new())
+}
+
+fn made_with(options: MkfsOptions) -> (Arc<dyn BlockDevice>, Volume) {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(SIZE).expect("memory"));
-    mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), true).expect("a volume");
+    mkfs_device(Arc::clone(&device), &options.small(true), true).expect("a volume");
     let volume = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true)).expect("opens");
     (device, volume)
 }
@@ -24,7 +30,7 @@ fn made() -> (Arc<dyn BlockDevice>, Volume) {
 fn fill_up(volume: &Volume, filler: &File) {
     volume.sync().expect("synced");
     let mut end = filler.size();
-    for len in [64 << 10, 4 << 10] {
+    for len in [64 << 10, 4 << 10, 1 << 10] {
         while filler.allocate(end..end + len, false).is_ok() {
             end += len;
         }
@@ -65,16 +71,19 @@ fn attributes() {
     }
 }
 
-/// An access control list, among other attributes.
+/// By name, or by a list that permissions can express.
 #[test]
 fn access_control_lists() {
     let (device, volume) = made();
-    let list = list_of_users(300);
+    let (list, plain) = (list_of(300), list_of(0));
     let files: Vec<_> = (0..40).map(|nth| new_file(&volume, &format!("file {nth}"))).collect();
     for file in &files {
         file.node().set_xattr(ACL, &list, SetXattr::Create).expect("set");
     }
-    let remove = |nth: u64| files[nth as usize].node().remove_xattr(ACL);
+    let remove = |nth: u64| {
+        let node = files[nth as usize].node();
+        if nth % 2 == 0 { node.remove_xattr(ACL) } else { node.set_xattr(ACL, &plain, SetXattr::Either) }
+    };
     removes_all("lists", &volume, (0..40).collect(), 1, remove);
     closes_well(&device, volume);
 }
@@ -107,16 +116,92 @@ fn blocks_of_files() {
     }
 }
 
+/// Holes where blocks are shared may free nothing. They leave the pool to others.
+#[test]
+fn holes_in_clones() {
+    const BLOCK: u64 = 1024;
+    const SHARED: u64 = 9000;
+    let (device, volume) = made_with(MkfsOptions::new().block_size(1024));
+    let source = new_file(&volume, "source");
+    source.write_at(&vec![1; (SHARED * BLOCK) as usize], 0).expect("written");
+    let clone = new_file(&volume, "clone");
+    source.clone_range(0, &clone, 0, SHARED * BLOCK).expect("cloned");
+    let punch = |file: &File, nth: u64| file.punch_hole((2 * nth + 1) * BLOCK..(2 * nth + 2) * BLOCK);
+    let with_holes = |holes| {
+        let file = new_file(&volume, &format!("file {holes}"));
+        file.allocate(0..100 * BLOCK, false).expect("allocated");
+        (0..holes).for_each(|nth| punch(&file, nth).expect("punched"));
+        file
+    };
+    let files: Vec<File> = (1..30).map(with_holes).collect();
+    let filler = fill(&volume, "filler");
+    for (holes, file) in (1..).zip(&files) {
+        fill_up(&volume, &filler);
+        let done = (0..SHARED / 2).map_while(|nth| punch(&clone, nth).ok()).count() as u64;
+        assert!(done < SHARED / 2, "nothing ran out");
+        punch(file, 45).unwrap_or_else(|error| panic!("behind {holes} holes: {error}"));
+    }
+    drop((source, clone, files, filler));
+    closes_well(&device, volume);
+}
+
+#[test]
+fn names_that_move() {
+    let (device, volume) = made();
+    let root = volume.root().and_then(|root| root.as_dir()).expect("a directory");
+    for name in ["a", "b", "c", "d", "e"] {
+        new_file(&volume, name);
+    }
+    let filler = fill(&volume, "filler");
+    let full = || fill_up(&volume, &filler);
+    full();
+    root.rename(b"a", &root, b"f", Rename::NoReplace).expect("moved");
+    full();
+    root.rename(b"b", &root, b"c", Rename::Replace).expect("replaced");
+    full();
+    root.rename(b"d", &root, b"e", Rename::Exchange).expect("exchanged");
+    full();
+    root.link(b"g", &volume.lookup("f").expect("there")).expect("linked");
+    // As long as there is room.
+    let file = volume.lookup("e").expect("there");
+    let refused =
+        (0..3000).find_map(|nth| root.link(format!("{nth}{}", "x".repeat(100)).as_bytes(), &file).err());
+    assert_eq!(refused.map(|error| error.kind()), Some(ErrorKind::NoSpace));
+    drop((filler, file, root));
+    closes_well(&device, volume);
+}
+
+/// Each write makes two extents more.
+#[test]
+fn writes_into_preallocated_space() {
+    let (device, volume) = made();
+    let file = new_file(&volume, "file");
+    file.allocate(0..1000 * BLOCK, false).expect("allocated");
+    let filler = fill(&volume, "filler");
+    for nth in 0..400 {
+        fill_up(&volume, &filler);
+        let written = file.write_at(&[1; BLOCK as usize], 2 * nth * BLOCK).and_then(|()| file.sync());
+        written.unwrap_or_else(|error| panic!("write {nth}: {error}"));
+    }
+    drop((file, filler));
+    closes_well(&device, volume);
+}
+
 const ACL: &[u8] = b"system.posix_acl_access";
 
-/// A list in the form of Linux: version 2, then tag, permissions and id of each entry.
-fn list_of_users(count: u32) -> Vec<u8> {
+/// A list for so many users, in the form of Linux: version 2, then tag, permissions and id of each entry.
+fn list_of(count: u32) -> Vec<u8> {
     const NOBODY: u32 = u32::MAX;
     let users = (0..count).map(|nth| (2, 7, 1000 + nth));
-    let others = [(4, 5, NOBODY), (0x10, 7, NOBODY), (0x20, 5, NOBODY)];
+    let mask = [(0x10, 7, NOBODY)].into_iter().filter(|_| count > 0);
     let entry = |(tag, allowed, id): (u16, u16, u32)| {
         [&tag.to_le_bytes()[..], &allowed.to_le_bytes(), &id.to_le_bytes()].concat()
     };
-    let all = [(1, 7, NOBODY)].into_iter().chain(users).chain(others);
+    let all = [(1, 7, NOBODY)]
+        .into_iter()
+        .chain(users)
+        .chain([(4, 5, NOBODY)])
+        .chain(mask)
+        .chain([(0x20, 5, NOBODY)]);
     [2_u32.to_le_bytes().to_vec()].into_iter().chain(all.map(entry)).flatten().collect()
 }

@@ -45,7 +45,7 @@ fn directory_blocks_lie_in_one_piece() {
     }
     volume.sync().expect("synced");
     let mut links =
-        (0..4000).map(|nth| root.link(format!("a name that takes some space {nth}").as_bytes(), &target));
+        (0..40_000).map(|nth| root.link(format!("a name that takes some space {nth}").as_bytes(), &target));
     let full = links.find_map(Result::err);
     assert_eq!(full.map(|error| error.kind()), Some(ErrorKind::NoSpace));
     volume.sync().expect("synced");

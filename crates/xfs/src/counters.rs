@@ -7,11 +7,12 @@
 //! changed back meanwhile. Whoever looks at several numbers sees all of a change or nothing ([`Counters::look`]).
 //!
 //! A removal may need a block: where a hole is made in an extent, the map has one more. So that it succeeds on a full
-//! volume, some blocks are kept for removals, the reserve pool. They count as set aside. While removals have some of
-//! them, `unreserved` is below zero, and what is freed fills the pool first.
+//! volume, some blocks are kept for that, the reserve pool. They count as set aside. While some of them are in use,
+//! `unreserved` is below zero, and what is freed fills the pool first. Recovery has no pool: all that was free at the
+//! crash may be promised to what it finishes.
 
 use crate::error::{Error, Result};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 /// The counters.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub struct Counters {
     /// groups keep for their other trees.
     set_aside: AtomicI64,
     /// How many of these are the reserve pool.
-    reserve_pool: u32,
+    reserve_pool: AtomicU32,
     /// Changes of several numbers that have begun, and that have ended.
     begun: AtomicU64,
     ended: AtomicU64,
@@ -74,19 +75,23 @@ impl Counters {
             inodes: AtomicI64::new(inodes.cast_signed()),
             free_inodes: AtomicI64::new(free_inodes.cast_signed()),
             set_aside: AtomicI64::new(set_aside.cast_signed()),
-            reserve_pool: 0,
+            reserve_pool: AtomicU32::new(0),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
         }
     }
 
-    /// The same counters with a reserve pool of this many more blocks.
-    pub fn with_reserve_pool(mut self, blocks: u32) -> Self {
-        let more = i64::from(blocks);
-        *self.unreserved.get_mut() -= more;
-        *self.set_aside.get_mut() += more;
-        self.reserve_pool += blocks;
-        self
+    /// Sets these blocks aside as the reserve pool. Once, before several threads use the volume.
+    pub(crate) fn keep_reserve_pool(&self, blocks: u32) {
+        debug_assert_eq!(self.reserve_pool(), 0, "there is one pool");
+        self.unreserved.fetch_sub(blocks.into(), Ordering::Relaxed);
+        self.set_aside.fetch_add(blocks.into(), Ordering::Relaxed);
+        self.reserve_pool.store(blocks, Ordering::Relaxed);
+    }
+
+    /// Blocks that the reserve pool has when it is full.
+    pub(crate) fn reserve_pool(&self) -> u32 {
+        self.reserve_pool.load(Ordering::Relaxed)
     }
 
     /// Begins a change of several numbers, or of a number and of something else that `look` reads with it.
@@ -157,11 +162,12 @@ impl Counters {
 
     /// Reserves `count` blocks. If there are too few, up to `least` of them, also from the reserve pool. Returns how many.
     pub(crate) fn reserve_from_pool(&self, count: u64, least: u64) -> u64 {
-        if self.reserve_blocks(count).is_ok() {
-            return count;
-        }
-        let most = least.min(count).cast_signed();
-        let given = |unreserved: i64| most.min(unreserved + i64::from(self.reserve_pool)).max(0);
+        let (count, least) = (count.cast_signed(), least.min(count).cast_signed());
+        let pool = i64::from(self.reserve_pool());
+        let given = |unreserved: i64| match unreserved >= count {
+            true => count,
+            false => least.min(unreserved + pool).max(0),
+        };
         let left = |unreserved: i64| Some(unreserved - given(unreserved));
         let before = self.unreserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
         before.map_or(0, |unreserved| given(unreserved).cast_unsigned())
@@ -219,7 +225,8 @@ mod tests {
 
     #[test]
     fn removals_have_some_blocks_when_all_others_are_taken() {
-        let counters = Counters::new(100, 0, 0, 20).with_reserve_pool(10);
+        let counters = Counters::new(100, 0, 0, 20);
+        counters.keep_reserve_pool(10);
         assert_eq!((counters.available_blocks(), counters.free_blocks()), (70, 100));
         assert_eq!((counters.reserve_from_pool(30, 4), counters.available_blocks()), (30, 40));
         counters.reserve_blocks(38).expect("there are 40");

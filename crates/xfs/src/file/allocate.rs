@@ -115,7 +115,7 @@ pub fn prepare_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &File
     let is_inside = |at: &FileBlock| matches!(extents.lookup(*at), Mapped::Extent(extent) if extent.unwritten && extent.startoff < *at);
     let ends = [blocks.start, blocks.end].into_iter().filter(is_inside);
     let need = ReservationBuilder::new(mount.geometry()).inodes(1).map_changes(2).log_count(2);
-    let mut trans = Trans::start(mount, need.build().or_no_blocks())?;
+    let mut trans = Trans::start(mount, need.build().or_reserve_pool())?;
     join_file(&mut trans, entry)?;
     for at in ends {
         bmap::split_map(&mut trans, entry.ino(), at)?;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::ifork::ExtentList;
 use crate::inode::{ForkKind, Inode, InodeEntry, Life};
 use crate::mount::Mount;
-use crate::trans::reservation::{LogNeed, Reservation, ReservationBuilder};
+use crate::trans::reservation::{LogNeed, Reservation, ReservationBuilder, WhenFull};
 use crate::trans::{Trans, begin_small};
 use fileio::testing::point;
 use std::sync::Arc;
@@ -52,7 +52,10 @@ pub(super) fn remove_blocks_and(
     let mut is_begun = false;
     loop {
         let more = begin_small(|need| {
-            let mut trans = start_to_unmap(mount, need)?;
+            // A hole where blocks are shared may free nothing, so it takes nothing from the reserve pool.
+            let when_full =
+                if entry.snapshot().is_reflinked() { WhenFull::GoOn } else { WhenFull::ReservePool };
+            let mut trans = start_to_unmap(mount, need, when_full)?;
             join_file(&mut trans, entry)?;
             if !is_begun {
                 mount.check_unmarked(entry, blocks.clone())?;
@@ -121,7 +124,7 @@ pub fn truncate_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, size: u64, n
     let mut is_cut = false;
     loop {
         let more = begin_small(|need| {
-            let mut trans = start_to_unmap(mount, need)?;
+            let mut trans = start_to_unmap(mount, need, WhenFull::ReservePool)?;
             join_file(&mut trans, entry)?;
             if !is_cut {
                 mount.check_unmarked(entry, first..BLOCKS_END)?;
@@ -196,7 +199,7 @@ pub(crate) fn free_all(
         if fork.nextents == 0 && fork.format != ForkFormat::Btree {
             return Ok(());
         }
-        let mut trans = start_to_unmap(mount, LogNeed::Most)?;
+        let mut trans = start_to_unmap(mount, LogNeed::Most, WhenFull::ReservePool)?;
         join_ending(&mut trans, entry, life)?;
         let ino = entry.ino();
         debug_assert!(entry.is_ending(trans.inode(ino)), "inode {ino} is in use");
@@ -234,8 +237,9 @@ pub(super) fn reservation_to_unmap(mount: &Mount) -> Reservation {
     most.build_to_begin_small()
 }
 
-fn start_to_unmap(mount: &Arc<Mount>, need: LogNeed) -> Result<Trans<'_>> {
-    Trans::start(mount, reservation_to_unmap(mount).or_reserve_pool().with_log_space(need))
+fn start_to_unmap(mount: &Arc<Mount>, need: LogNeed, when_full: WhenFull) -> Result<Trans<'_>> {
+    let reservation = Reservation { when_full, ..reservation_to_unmap(mount) };
+    Trans::start(mount, reservation.with_log_space(need))
 }
 
 /// Unmaps some extents at the end of `blocks`. Returns whether more are left.

@@ -354,9 +354,9 @@ impl Mount {
     }
 }
 
-/// Blocks of a volume's reserve pool. (A kernel's is twenty times as large, up to 8,192 blocks.)
-fn reserve_pool(blocks: u64) -> u32 {
-    const PART: u64 = 128;
+/// Blocks of the reserve pool of a volume with this many. (A kernel keeps one in 20, up to 8,192.)
+pub(crate) fn reserve_pool(blocks: u64) -> u32 {
+    const PART: u64 = 512;
     const MOST: u32 = 64;
     u32::try_from(blocks / PART).unwrap_or(MOST).min(MOST)
 }
@@ -373,8 +373,7 @@ impl WriteSide {
     ) -> Result<Self> {
         let raw = superblock.raw();
         // The counters are those of the last clean close, or those that recovery has summed up.
-        let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back)
-            .with_reserve_pool(reserve_pool(raw.dblocks.get()));
+        let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
         let pace = options.repeatable.map_or(Pace::Background, |_| Pace::InStep);
         let journal = Journal::open(Arc::clone(device), superblock, ends, pace, options.designs)?;
         let (busy, moves) = (Arc::default(), Mutex::new(()));

@@ -2,7 +2,8 @@
 
 use super::locking::join_all;
 use super::{
-    NameProblem, add_links, check_directory, check_name, check_project, find_to_add, parents, touch,
+    NameProblem, add_links, check_directory, check_name, check_project, find_to_add, parents,
+    start_even_if_full, touch,
 };
 use crate::bmap::TransFork;
 use crate::dir::NewEntry;
@@ -10,8 +11,8 @@ use crate::error::Result;
 use crate::ialloc;
 use crate::inode::{ForkKind, InodeHandle};
 use crate::mount::Mount;
+use crate::trans::begin_small;
 use crate::trans::reservation::{LogNeed, ReservationBuilder};
-use crate::trans::{Trans, begin_small};
 use std::sync::Arc;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
@@ -42,7 +43,7 @@ fn enter_name(
         .parent_changes(1)
         .unlinked()
         .log_count(2);
-    let mut trans = Trans::start(mount, most.build_to_begin_small().with_log_space(need))?;
+    let mut trans = start_even_if_full(mount, most.build_to_begin_small().with_log_space(need))?;
     join_all(&mut trans, &[dir.entry(), file.entry()])?;
     check_directory(dir, trans.inode(dir.ino()))?;
     file.check(trans.inode(file.ino()))?;

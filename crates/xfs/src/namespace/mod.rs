@@ -38,9 +38,12 @@ use crate::bmap::TransFork;
 use crate::dir::Lookup;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeHandle};
+use crate::mount::Mount;
 use crate::setattr::touch;
 use crate::symlink::TargetError;
 use crate::trans::Trans;
+use crate::trans::reservation::Reservation;
+use std::sync::Arc;
 use xfs_format::dir::is_valid_name;
 use xfs_format::error::FormatError;
 use xfs_format::inode::InodeFlags;
@@ -51,6 +54,15 @@ use xfs_format::types::InodeNumber;
 const LINKS_MAX: u32 = i32::MAX as u32;
 /// Maximum length of a name in bytes.
 const NAME_BYTES_MAX: usize = 255;
+
+/// Opens a transaction for a name that is moved or added. It seldom needs a block, so it goes on without one if the
+/// volume is full, as in a kernel.
+fn start_even_if_full(mount: &Arc<Mount>, reservation: Reservation) -> Result<Trans<'_>> {
+    match Trans::start(mount, reservation) {
+        Err(Error::NoSpace) => Trans::start(mount, reservation.or_no_blocks()),
+        other => other,
+    }
+}
 
 /// Fails if `name` cannot be a name in a directory.
 fn check_name(name: &[u8]) -> Result<()> {

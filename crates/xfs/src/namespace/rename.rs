@@ -5,7 +5,7 @@ use super::lookup::{forget, remove_entry, replace_entry};
 use super::remove::{self, check_removable, drop_name};
 use super::{
     NameProblem, Removal, add_links, check_directory, check_may_remove, check_name, check_project, find,
-    find_to_add, parents, touch,
+    find_to_add, parents, start_even_if_full, touch,
 };
 use crate::bmap::TransFork;
 use crate::dir::{self, Lookup, NewEntry};
@@ -85,7 +85,7 @@ fn try_rename(
 
     point("a rename has looked");
     let most = remove::need_to_remove(mount).inodes(2).dir_change().parent_changes(1).log_count(2);
-    let mut trans = Trans::start(mount, most.build_to_begin_small().with_log_space(need))?;
+    let mut trans = start_even_if_full(mount, most.build_to_begin_small().with_log_space(need))?;
     let mut all = vec![source.dir.entry(), target.dir.entry(), &moved];
     all.extend(&there);
     join_all(&mut trans, &all)?;

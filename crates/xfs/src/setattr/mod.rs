@@ -104,7 +104,7 @@ pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Changes, now: Tim
     if change.permissions.is_some() && file.entry().snapshot().has_attrs() {
         need = need.attr_change(1).log_count(2);
     }
-    // An ACL that follows the permissions keeps its size: it needs no more blocks than it gives back.
+    // An ACL that follows the permissions keeps its size, but gets its blocks before it gives the old ones back.
     let mut trans = Trans::start(mount, need.build().or_reserve_pool())?;
     let ino = join(&mut trans, file)?;
     if change.is_of_protected() {
@@ -145,10 +145,9 @@ pub fn set_acl(
     now: Timestamp,
 ) -> Result<()> {
     let need = ReservationBuilder::new(mount.geometry()).inodes(1).attr_change(1).log_count(2);
-    let reservation = match list {
-        Some(_) => need.attr_fork().build(),
-        None => need.build().or_reserve_pool(),
-    };
+    let is_stored =
+        list.is_some_and(|entries| kind == AclKind::Default || !acl::equivalent_mode(entries, 0).1);
+    let reservation = if is_stored { need.attr_fork().build() } else { need.build().or_reserve_pool() };
     let mut trans = Trans::start(mount, reservation)?;
     let ino = join(&mut trans, file)?;
     trans.inode(ino).check_unprotected()?;
@@ -158,14 +157,11 @@ pub fn set_acl(
     if kind == AclKind::Default && !trans.inode(ino).is_dir() {
         return Err(NameProblem::NotDirectory.into());
     }
-    let mut list = list;
     if let (AclKind::Access, Some(entries)) = (kind, list) {
-        let (mode, equivalent) = acl::equivalent_mode(entries, trans.inode(ino).core().mode);
+        let (mode, _) = acl::equivalent_mode(entries, trans.inode(ino).core().mode);
         trans.inode_mut(ino, InodeFields::CORE).core_mut().mode = mode;
-        if equivalent {
-            list = None;
-        }
     }
+    let list = list.filter(|_| is_stored);
     if list.is_some() || trans.inode(ino).has_attrs() {
         acl::write(&mut attr_fork(&mut trans, ino)?, kind, list)?;
     }

@@ -49,8 +49,8 @@ const USUAL_BUFS: usize = 8;
 const USUAL_INODES: usize = 2;
 
 /// Blocks that a removal gets of the reserve pool, if there are not as many as it may need: one for each of the maps that
-/// it changes, and some more.
-const LEAST_FROM_POOL: u64 = 8;
+/// it changes, and one more.
+const LEAST_FROM_POOL: u64 = 4;
 
 /// For a transaction that has given its ticket back. Only dropping it does that.
 const NO_TICKET: Error = Error::Internal("a transaction went on without a ticket");

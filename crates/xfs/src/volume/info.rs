@@ -4,6 +4,7 @@ use super::Volume;
 use crate::alloc::Space;
 use crate::alter;
 use crate::error::Result;
+use crate::mount::reserve_pool;
 use std::sync::atomic::Ordering;
 use xfs_format::feature_table::Present;
 use xfs_format::features::{QuotaFlags, VersionFlags};
@@ -142,14 +143,15 @@ impl Volume {
         self.sum_groups(data_blocks, blocks)
     }
 
-    /// Free blocks that no file gets: those that hold the free space trees, and those that each group keeps so that its
-    /// trees can grow. Reads the headers of all groups.
+    /// Free blocks that no file gets: those that hold the free space trees, those that each group keeps so that its
+    /// trees can grow, and the reserve pool. Reads the headers of all groups.
     pub fn kept_back(&self) -> Result<u64> {
         let (bufs, geometry) = (self.bufs(), self.geometry());
-        match self.write_side() {
-            Ok(write) => write.space.kept_back(bufs, geometry),
-            Err(_) => Space::new(geometry).kept_back(bufs, geometry),
-        }
+        let (kept, pool) = match self.write_side() {
+            Ok(write) => (write.space.kept_back(bufs, geometry), write.counters.reserve_pool()),
+            Err(_) => (Space::new(geometry).kept_back(bufs, geometry), reserve_pool(geometry.data_blocks())),
+        };
+        Ok(kept? + u64::from(pool))
     }
 
     /// Sums the counters of the groups' headers.

@@ -16,7 +16,7 @@ use crate::error::{Error, Result, ShutdownReason};
 use crate::file;
 use crate::inactive::{self, block_gc};
 use crate::log::check_headers;
-use crate::mount::{Mount, check_volume, read_superblock};
+use crate::mount::{Mount, check_volume, read_superblock, reserve_pool};
 use crate::recovery::{self, log_ends};
 use crate::trans;
 use blockdev::{BlockDevice, Claim};
@@ -119,6 +119,8 @@ impl Volume {
                 report = Some(owed.finish(&mount)?);
             }
             recovery::free_staged(&mount)?;
+            // Not before: recovery may need all that is free.
+            mount.write_side()?.counters.keep_reserve_pool(reserve_pool(mount.geometry().data_blocks()));
             // A kernel that recovered an interrupted growth or label change leaves the copies as they were.
             copies_settled = alter::settle_copies(&mount)?;
         }
