@@ -82,7 +82,11 @@ fn access_control_lists() {
     }
     let remove = |nth: u64| {
         let node = files[nth as usize].node();
-        if nth % 2 == 0 { node.remove_xattr(ACL) } else { node.set_xattr(ACL, &plain, SetXattr::Either) }
+        if nth.is_multiple_of(2) {
+            node.remove_xattr(ACL)
+        } else {
+            node.set_xattr(ACL, &plain, SetXattr::Either)
+        }
     };
     removes_all("lists", &volume, (0..40).collect(), 1, remove);
     closes_well(&device, volume);
