@@ -252,8 +252,8 @@ fn a_write_to_a_full_volume_is_there_or_it_is_not() {
     let blocks = |from: u64, count: u64| from * BLOCK..(from + count) * BLOCK;
     let mut gap = 0;
     // The inode has room for 19 to 21 extents: some of these files have just as many, and together need more blocks for their
-    // maps than are left where nothing fits any more.
-    let files: Vec<_> = (0..12)
+    // maps than are left where nothing fits any more, those of the reserve pool included.
+    let files: Vec<_> = (0..40)
         .flat_map(|turn| (10..24).map(move |count| (turn, count)))
         .map(|(turn, count)| {
             let file = made(&format!("{turn} with {count}"));
