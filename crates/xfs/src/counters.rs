@@ -89,6 +89,12 @@ impl Counters {
         self.reserve_pool.store(blocks, Ordering::Relaxed);
     }
 
+    /// The reserve pool has this many blocks now. Those that it got were set aside before.
+    pub(crate) fn reserve_pool_grew(&self, blocks: u32) {
+        debug_assert!(blocks >= self.reserve_pool(), "a volume does not shrink");
+        self.reserve_pool.store(blocks, Ordering::Relaxed);
+    }
+
     /// Blocks that the reserve pool has when it is full.
     pub(crate) fn reserve_pool(&self) -> u32 {
         self.reserve_pool.load(Ordering::Relaxed)

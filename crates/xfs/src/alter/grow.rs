@@ -13,7 +13,7 @@ use crate::alloc::{AgExtent, Limits, Space};
 use crate::error::{Error, Result};
 use crate::log::FrozenJournal;
 use crate::mkfs::{self, Before, VolumeLayout};
-use crate::mount::{Mount, WriteSide};
+use crate::mount::{Mount, WriteSide, reserve_pool};
 use crate::trans::Trans;
 use crate::trans::reservation::ReservationBuilder;
 use fileio::testing::point;
@@ -144,12 +144,14 @@ fn join(
     let range = offset_of!(RawSuperblock, dblocks)..offset_of!(RawSuperblock, agcount) + 4;
     trans.change_superblock(range, |raw| (raw.dblocks, raw.agcount) = (dblocks, agcount))?;
     // With the blocks that become free: nobody reserves them in between, as a buffered write does without a transaction.
-    trans.keep_back(kept.more(&limits));
+    let pool = reserve_pool(new.data_blocks());
+    trans.keep_back(kept.more(&limits) + i64::from(pool) - i64::from(write.counters.reserve_pool()));
     let growing = mount.groups_growing();
     let together = write.counters.changing();
     trans.commit()?;
     point("the last group is longer");
     old.grow(new.data_blocks());
+    write.counters.reserve_pool_grew(pool);
     drop(together);
     drop(growing);
     write.space.grow(old);
