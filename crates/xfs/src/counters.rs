@@ -168,6 +168,9 @@ impl Counters {
 
     /// Reserves `count` blocks. If there are too few, up to `least` of them, also from the reserve pool. Returns how many.
     pub(crate) fn reserve_from_pool(&self, count: u64, least: u64) -> u64 {
+        if count == 0 {
+            return 0;
+        }
         let (count, least) = (count.cast_signed(), least.min(count).cast_signed());
         let pool = i64::from(self.reserve_pool());
         let given = |unreserved: i64| match unreserved >= count {
@@ -243,6 +246,7 @@ mod tests {
         assert!(matches!(counters.reserve_blocks(1), Err(Error::NoSpace)));
         counters.apply(&Delta { freed: 6, ..Delta::default() });
         assert_eq!((counters.reserve_some(9), counters.reserve_from_pool(30, 4)), (1, 4));
+        assert_eq!(counters.reserve_from_pool(0, 4), 0);
     }
 
     /// Chunks of inodes come and go, and blocks are set aside.
