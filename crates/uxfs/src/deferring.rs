@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A device whose writes are deferred, and the claim to it.
 #[derive(Debug)]
 pub(crate) struct Deferring {
-    device: Arc<Deferred>,
     /// `None`: the volume is open for reading, or nothing is deferred any more.
     claim: Mutex<Option<Arc<Claim>>>,
+    /// Dropped after the claim.
+    device: Arc<Deferred>,
 }
 
 impl Deferring {

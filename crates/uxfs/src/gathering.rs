@@ -11,8 +11,9 @@ use std::sync::Arc;
 /// A device whose small writes are gathered, and the claim to it.
 #[derive(Debug)]
 pub(crate) struct Gathering {
-    device: Arc<WriteBehind>,
     claim: Arc<Claim>,
+    /// Dropped after the claim.
+    device: Arc<WriteBehind>,
 }
 
 impl Gathering {

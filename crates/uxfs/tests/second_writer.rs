@@ -161,6 +161,45 @@ fn nobody_writes_before_what_was_deferred_is_there() {
     }
 }
 
+/// A device that looks, when it is dropped, whether it is still claimed.
+#[derive(Debug)]
+struct Dropped {
+    inner: Arc<dyn BlockDevice>,
+    was_claimed: Arc<Mutex<Option<bool>>>,
+}
+
+impl Layer for Dropped {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
+    }
+}
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        *self.was_claimed.lock().expect("whole") = Some(Claim::new(&*self.inner).is_err());
+    }
+}
+
+/// Regression: a volume that nobody had closed kept the claim for a moment longer than the device. Another device whose
+/// memory had the same address, or whose file the same number, was said to have a writer.
+#[test]
+fn the_claim_ends_before_the_device_does() {
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(SIZE).expect("memory"));
+    made(&memory, &MkfsOptions::new());
+    let ways = [writable(), writable().durable_at_close(true), writable().gather_writes(true)];
+    let all = ways.iter().flat_map(|way| [(way, false), (way, true)]);
+    for ((way, is_changed), name) in all.zip(["a", "b", "c", "d", "e", "f"]) {
+        let was_claimed = Arc::new(Mutex::new(None));
+        let device = Dropped { inner: Arc::clone(&memory), was_claimed: Arc::clone(&was_claimed) };
+        let volume = Volume::open_device(Arc::new(device), way).expect("open");
+        if is_changed {
+            add(&volume, name);
+        }
+        drop(volume);
+        assert_eq!(was_claimed.lock().expect("whole").take(), Some(false), "{way:?}");
+    }
+}
+
 /// What is read at its first byte comes late, so that who does not wait for it is through before.
 #[derive(Debug)]
 struct Late(Arc<dyn BlockDevice>);

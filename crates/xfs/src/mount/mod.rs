@@ -101,7 +101,6 @@ const INODE_GEOMETRIES: usize = 64;
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Mount {
-    device: Arc<dyn BlockDevice>,
     superblock: Superblock,
     geometry: Arc<Geometry>,
     /// Copies of the geometry for inodes in memory: see [`geometry_for_inode`](Self::geometry_for_inode).
@@ -121,8 +120,10 @@ pub struct Mount {
     cache_size: u64,
     /// Blocks that a file's map may need for one more extent and for writing data into it. Computed at the first use.
     pub(crate) map_change: OnceLock<u64>,
-    /// Keeps every other writer of this process out until the volume is closed. Released last.
+    /// Keeps every other writer of this process out until the volume is closed. Released when nothing writes any more.
     claim: Mutex<Option<Arc<Claim>>>,
+    /// Dropped last: its memory, or its number, may be another device's as soon as it is gone.
+    device: Arc<dyn BlockDevice>,
 }
 
 impl Drop for Mount {
@@ -212,12 +213,12 @@ impl Mount {
             streams: Streams::default(),
             write,
             cache_size: options.cache_size,
-            device,
             superblock,
             inode_geometries: (0..INODE_GEOMETRIES).map(|_| Arc::new(Geometry::clone(&geometry))).collect(),
             geometry,
             map_change: OnceLock::new(),
             claim: Mutex::new(claim),
+            device,
         }))
     }
 
