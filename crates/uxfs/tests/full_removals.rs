@@ -191,6 +191,57 @@ fn writes_into_preallocated_space() {
     closes_well(&device, volume);
 }
 
+/// Regression: a file whose blocks had been shared until just now was refused to be cut, or written, on a full volume. Until
+/// it is on disk that the other owner is gone, what is written goes elsewhere, for which there was no space. A commit that
+/// nobody waits for may stay in memory for long.
+#[test]
+fn blocks_that_were_shared_lately() {
+    for change in [
+        |file: &File| file.set_len(10 * BLOCK + 1),
+        |file: &File| file.write_at(&[7; 100], BLOCK / 2),
+        |file: &File| file.zero_range(BLOCK / 2..2 * BLOCK - 10, false),
+    ] {
+        let (device, volume) = made();
+        let file = new_file(&volume, "file");
+        file.write_at(&vec![5; (100 * BLOCK) as usize], 0).expect("written");
+        let clone = new_file(&volume, "clone");
+        file.clone_range(0, &clone, 0, 100 * BLOCK).expect("cloned");
+        fill_up(&volume, &fill(&volume, "filler"));
+        assert_eq!(change(&file).expect_err("a copy fits").kind(), ErrorKind::NoSpace);
+        drop(clone);
+        common::files::remove(&volume, "clone");
+        change(&file).expect("nobody else has the blocks");
+        drop(file);
+        closes_well(&device, volume);
+    }
+}
+
+/// Regression: a write that found no space for copies of shared blocks had cut preallocated extents before.
+#[test]
+fn a_refused_write_leaves_the_map_as_it_was() {
+    let (device, volume) = made();
+    let file = new_file(&volume, "file");
+    file.write_at(&vec![5; (10 * BLOCK) as usize], 0).expect("written");
+    file.allocate(10 * BLOCK..100 * BLOCK, true).expect("allocated");
+    let clone = new_file(&volume, "clone");
+    file.clone_range(0, &clone, 0, 10 * BLOCK).expect("cloned");
+    let filler = fill(&volume, "filler");
+    fill_up(&volume, &filler);
+    let extents = || file.extents().collect::<Result<Vec<_>>>().expect("listed");
+    let before = extents();
+    let mut refused = 0;
+    while let Err(error) = file.write_at(&vec![7; (20 * BLOCK) as usize], 5 * BLOCK) {
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert_eq!(extents(), before, "{refused} blocks were free");
+        refused += 1;
+        filler.set_len(filler.size() - BLOCK).expect("cut");
+        volume.sync().expect("synced");
+    }
+    assert!(refused > 5, "there was space for all copies");
+    drop((file, clone, filler));
+    closes_well(&device, volume);
+}
+
 const ACL: &[u8] = b"system.posix_acl_access";
 
 /// A list for so many users, in the form of Linux: version 2, then tag, permissions and id of each entry.

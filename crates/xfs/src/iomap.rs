@@ -284,11 +284,12 @@ impl FileMap {
         let blocks = self.blocks(&range);
         file::check_room_with_copies(&self.volume, &self.entry, &blocks)?;
         let given = file::allocate_blocks(&self.volume, &self.entry, blocks.clone())?;
-        let prepared = match told {
+        let prepared = file::allocate_cow(&self.volume, &self.entry, blocks.clone(), told);
+        // Last, because it may cut extents of the map, and nobody joins them again.
+        let prepared = prepared.and_then(|()| match told {
             MapUpdate::AtOnce => file::prepare_blocks(&self.volume, &self.entry, &blocks),
             MapUpdate::InParts => file::owe_blocks(&self.volume, &self.entry, &blocks),
-        };
-        let prepared = prepared.and_then(|()| file::allocate_cow(&self.volume, &self.entry, blocks, told));
+        });
         if let Err(error) = &prepared {
             self.give_up(range);
             if error.is_refusal() {

@@ -68,17 +68,28 @@ pub(crate) fn check_room_with_copies(
 }
 
 /// Tries to find space for copies of `blocks`. If there is too little, checks which blocks are no longer shared and
-/// tries again.
+/// tries again. What has lost its other owners lately is the file's own once that is on disk: if nothing else helps, this
+/// sees to it.
 fn or_without_its_own(
     mount: &Mount,
     entry: &InodeEntry,
     blocks: &FileBlocks,
     look: impl Fn() -> Result<()>,
 ) -> Result<()> {
-    match look() {
-        Err(Error::NoSpace) if forget_its_own(mount, entry, blocks)? => look(),
-        done => done,
+    let once_more = || match forget_its_own(mount, entry, blocks)? {
+        true => look(),
+        false => Err(Error::NoSpace),
+    };
+    let mut done = look();
+    if matches!(done, Err(Error::NoSpace)) {
+        done = once_more();
     }
+    let write = mount.write_side()?;
+    if matches!(done, Err(Error::NoSpace)) && write.unshared.any() {
+        write.journal.force_all()?;
+        done = once_more();
+    }
+    done
 }
 
 /// Checks for blocks that are known as shared, and for which no write has claimed copies, whether they still are. Those
