@@ -160,10 +160,7 @@ impl Counters {
 
     /// Reserves up to this many blocks, as many as there are.
     pub(crate) fn reserve_some(&self, most: u64) -> u64 {
-        let wanted = |unreserved: i64| most.cast_signed().min(unreserved).max(0);
-        let left = |unreserved: i64| Some(unreserved - wanted(unreserved));
-        let before = self.unreserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
-        before.map_or(0, |unreserved| wanted(unreserved).cast_unsigned())
+        self.reserve_by(|unreserved| most.cast_signed().min(unreserved))
     }
 
     /// Reserves `count` blocks. If there are too few, up to `least` of them, also from the reserve pool. Returns how many.
@@ -173,10 +170,12 @@ impl Counters {
         }
         let (count, least) = (count.cast_signed(), least.min(count).cast_signed());
         let pool = i64::from(self.reserve_pool());
-        let given = |unreserved: i64| match unreserved >= count {
-            true => count,
-            false => least.min(unreserved + pool).max(0),
-        };
+        self.reserve_by(|unreserved| if unreserved >= count { count } else { least.min(unreserved + pool) })
+    }
+
+    /// Reserves as many blocks as `wanted` says for those that are unreserved, none if that is below zero.
+    fn reserve_by(&self, wanted: impl Fn(i64) -> i64) -> u64 {
+        let given = |unreserved: i64| wanted(unreserved).max(0);
         let left = |unreserved: i64| Some(unreserved - given(unreserved));
         let before = self.unreserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
         before.map_or(0, |unreserved| given(unreserved).cast_unsigned())

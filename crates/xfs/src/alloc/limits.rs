@@ -9,6 +9,7 @@
 //! - The same for the rmap tree, as far as each block has one owner. It has a record for each owner of a shared block,
 //!   so it may need more. Whoever adds owners or cuts extents into more pieces checks for room first, and some of it is
 //!   kept for those who have checked.
+//! - The reserve pool, for removals on a full volume.
 
 use super::Purpose;
 use xfs_format::ag::{Agf, MAX_LEVELS};
@@ -26,6 +27,13 @@ const OWNERS_AT_ONCE: u32 = 8;
 const COUNTS_AT_ONCE: u32 = 8;
 /// Whoever adds owners leaves one part in this many of what is kept for the rmap tree.
 const PART_LEFT: u32 = 10;
+
+/// Blocks of the reserve pool of a volume with this many. (A kernel keeps one in 20, up to 8,192.)
+pub(crate) fn reserve_pool(blocks: u64) -> u32 {
+    const PART: u64 = 512;
+    const MOST: u32 = 64;
+    u32::try_from(blocks / PART).unwrap_or(MOST).min(MOST)
+}
 
 /// Bounds that follow from the volume's geometry.
 #[derive(Clone, Debug)]

@@ -37,7 +37,7 @@ pub use busy::{BusyExtents, BusyGuard, BusyMark};
 pub use claims::OwnerClaim;
 pub use group::LockedAg;
 pub use limits::Limits;
-pub(crate) use limits::rmap_levels;
+pub(crate) use limits::{reserve_pool, rmap_levels};
 pub use pick::{Allocated, FEW, Owners, Space, Target};
 pub use seam::{FreeTree, Freed, SpaceStore, Spent, VolumeStore};
 

@@ -9,11 +9,11 @@
 
 use super::{Refusal, copies};
 use crate::agf::LockedSpace;
-use crate::alloc::{AgExtent, Limits, Space};
+use crate::alloc::{AgExtent, Limits, Space, reserve_pool};
 use crate::error::{Error, Result};
 use crate::log::FrozenJournal;
 use crate::mkfs::{self, Before, VolumeLayout};
-use crate::mount::{Mount, WriteSide, reserve_pool};
+use crate::mount::{Mount, WriteSide};
 use crate::trans::Trans;
 use crate::trans::reservation::ReservationBuilder;
 use fileio::testing::point;

@@ -63,14 +63,19 @@ pub fn write(fork: &mut dyn ForkMut, kind: AclKind, acl: Option<&[AclEntry]>) ->
     }
 }
 
-/// The mode of an inode with mode `mode` that gets this access ACL, and whether the mode alone is equivalent, so that
-/// the ACL need not be stored.
+/// The mode of an inode with mode `mode` that gets this access ACL, and whether the mode alone [is
+/// equivalent](is_equivalent).
 pub fn equivalent_mode(acl: &[AclEntry], mode: u16) -> (u16, bool) {
     let of = |tag| find(acl, tag).map_or(0, |entry| entry.permissions & 7);
     let mask = find(acl, AclTag::Mask).map(|entry| entry.permissions & 7);
     let group = mask.unwrap_or_else(|| of(AclTag::GroupObj));
     let bits = of(AclTag::UserObj) << 6 | group << 3 | of(AclTag::Other);
-    (mode & !0o777 | bits, mask.is_none() && !acl.iter().any(|entry| is_named(entry.tag)))
+    (mode & !0o777 | bits, is_equivalent(acl))
+}
+
+/// Whether a mode alone is equivalent to this access ACL, so that the ACL need not be stored.
+pub fn is_equivalent(acl: &[AclEntry]) -> bool {
+    !acl.iter().any(|entry| entry.tag == AclTag::Mask || is_named(entry.tag))
 }
 
 /// What a new inode inherits that is made with `mode` in a directory with this default ACL. With one, the umask is

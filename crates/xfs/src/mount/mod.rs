@@ -355,13 +355,6 @@ impl Mount {
     }
 }
 
-/// Blocks of the reserve pool of a volume with this many. (A kernel keeps one in 20, up to 8,192.)
-pub(crate) fn reserve_pool(blocks: u64) -> u32 {
-    const PART: u64 = 512;
-    const MOST: u32 = 64;
-    u32::try_from(blocks / PART).unwrap_or(MOST).min(MOST)
-}
-
 impl WriteSide {
     fn open(
         device: &Arc<dyn BlockDevice>,

@@ -59,6 +59,7 @@ const NAME_BYTES_MAX: usize = 255;
 /// volume is full, as in a kernel.
 fn start_even_if_full(mount: &Arc<Mount>, reservation: Reservation) -> Result<Trans<'_>> {
     match Trans::start(mount, reservation) {
+        // Not at first: only who is refused has blocks freed that nobody uses.
         Err(Error::NoSpace) => Trans::start(mount, reservation.or_no_blocks()),
         other => other,
     }

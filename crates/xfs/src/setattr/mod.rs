@@ -145,8 +145,7 @@ pub fn set_acl(
     now: Timestamp,
 ) -> Result<()> {
     let need = ReservationBuilder::new(mount.geometry()).inodes(1).attr_change(1).log_count(2);
-    let is_stored =
-        list.is_some_and(|entries| kind == AclKind::Default || !acl::equivalent_mode(entries, 0).1);
+    let is_stored = list.is_some_and(|entries| kind == AclKind::Default || !acl::is_equivalent(entries));
     let reservation = if is_stored { need.attr_fork().build() } else { need.build().or_reserve_pool() };
     let mut trans = Trans::start(mount, reservation)?;
     let ino = join(&mut trans, file)?;

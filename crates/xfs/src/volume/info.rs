@@ -1,10 +1,9 @@
 //! What a volume reports of itself: shape, features, free space.
 
 use super::Volume;
-use crate::alloc::Space;
+use crate::alloc::{Space, reserve_pool};
 use crate::alter;
 use crate::error::Result;
-use crate::mount::reserve_pool;
 use std::sync::atomic::Ordering;
 use xfs_format::feature_table::Present;
 use xfs_format::features::{QuotaFlags, VersionFlags};

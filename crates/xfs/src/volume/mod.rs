@@ -11,12 +11,13 @@ pub use info::{VolumeInfo, VolumeStat};
 pub use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
 pub use crate::mount::OpenOptions;
 
+use crate::alloc::reserve_pool;
 use crate::alter;
 use crate::error::{Error, Result, ShutdownReason};
 use crate::file;
 use crate::inactive::{self, block_gc};
 use crate::log::check_headers;
-use crate::mount::{Mount, check_volume, read_superblock, reserve_pool};
+use crate::mount::{Mount, check_volume, read_superblock};
 use crate::recovery::{self, log_ends};
 use crate::trans;
 use blockdev::{BlockDevice, Claim};
