@@ -7,14 +7,11 @@ mod common;
 
 use blockdev::{BlockDevice, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
 use common::devices::copy;
-use common::files::{fill, fits, new_file};
+use common::files::{exchange_written, fill, fits, give_back, least, new_file};
 use fileio::testing::part_by_part;
 use std::sync::Arc;
 use std::thread;
-use uxfs::{
-    ErrorKind, ExchangeOptions, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, check_device,
-    mkfs_device,
-};
+use uxfs::{ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, check_device, mkfs_device};
 
 const BLOCK: u64 = 1024;
 const BYTES: u64 = 32 << 20;
@@ -68,15 +65,8 @@ fn made() -> Arc<Rewind> {
     Arc::new(Rewind::new(memory))
 }
 
-/// Gives back this many blocks of what is taken.
-fn free(volume: &Volume, blocks: u64) {
-    let filler = volume.open_file("filler").unwrap();
-    filler.set_len(filler.size() - blocks * BLOCK).unwrap();
-    volume.sync().unwrap();
-}
-
 fn exchange([comb, whole]: &[File; 2]) -> uxfs::Result<()> {
-    comb.exchange_range(0, whole, 0, Some(comb.size()), ExchangeOptions::new().only_written(true))
+    exchange_written(comb, whole)
 }
 
 /// Whether all pieces have changed hands; else none has.
@@ -104,35 +94,26 @@ fn is_sound(device: Arc<dyn BlockDevice>, what: &str) {
 }
 
 /// Nearly the fewest free blocks with which the first of the exchanges is not refused.
-fn least(device: &Arc<Rewind>) -> u64 {
-    let goes = |blocks: u64| {
+fn least_free(device: &Arc<Rewind>) -> u64 {
+    least(NEARLY, |blocks| {
         device.mark();
         let volume = open(device.clone());
-        free(&volume, blocks);
+        give_back(&volume, "filler", blocks);
         let goes = fits(exchange(&pair(&volume, 0)));
         volume.close().unwrap();
         drop(volume);
         is_sound(device.clone(), &format!("{blocks} blocks free"));
         device.rewind().unwrap();
         goes
-    };
-    let (mut refused, mut least) = (0, 64);
-    while !goes(least) {
-        (refused, least) = (least, 2 * least);
-    }
-    while least - refused > NEARLY {
-        let middle = refused + (least - refused) / 2;
-        if goes(middle) { least = middle } else { refused = middle }
-    }
-    least
+    })
 }
 
 #[test]
 fn one_that_is_cut_is_finished_where_nothing_else_is_free() {
     let device = made();
-    let least = least(&device);
+    let least = least_free(&device);
     let volume = open(device.clone());
-    free(&volume, least);
+    give_back(&volume, "filler", least);
     volume.close().unwrap();
     drop(volume);
     let recorder = Arc::new(Recorder::new(copy(&*device)));
@@ -171,12 +152,12 @@ fn one_that_is_cut_is_finished_where_nothing_else_is_free() {
 #[test]
 fn several_at_once_in_one_group() {
     let device = made();
-    let least = least(&device);
+    let least = least_free(&device);
     for blocks in [least, 2 * least, 3 * least] {
         for _ in 0..3 {
             device.mark();
             let volume = open(device.clone());
-            free(&volume, blocks);
+            give_back(&volume, "filler", blocks);
             thread::scope(|scope| {
                 for nth in 0..PAIRS {
                     let files = pair(&volume, nth);

@@ -7,14 +7,12 @@ mod common;
 
 use blockdev::{BlockDevice, Delay, DelayDevice, Fate, MemoryDevice, Op, PowerCuts, Recorder, Rewind};
 use common::devices::copy;
-use common::files::{fill, fits, new_file};
+use common::files::{exchange_written, fill, fits, give_back, least, new_file};
 use fileio::testing::part_by_part;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use uxfs::{
-    ExchangeOptions, File, MkfsFeatures, MkfsOptions, OpenOptions, Result, Volume, check_device, mkfs_device,
-};
+use uxfs::{File, MkfsFeatures, MkfsOptions, OpenOptions, Result, Volume, check_device, mkfs_device};
 
 const BLOCK: u64 = 1024;
 const BYTES: u64 = 48 << 20;
@@ -46,39 +44,23 @@ fn made() -> Arc<Rewind> {
     Arc::new(Rewind::new(memory))
 }
 
-/// Gives back this many blocks of what is taken.
-fn free(volume: &Volume, blocks: u64) {
-    let filler = volume.open_file("filler").expect("there");
-    filler.set_len(filler.size() - blocks * BLOCK).expect("cut");
-    volume.sync().expect("synced");
-}
-
 fn exchange(volume: &Volume) -> Result<()> {
     let [comb, whole] = ["comb", "whole"].map(|name| volume.open_file(name).expect("there"));
-    comb.exchange_range(0, &whole, 0, Some(comb.size()), ExchangeOptions::new().only_written(true))
+    exchange_written(&comb, &whole)
 }
 
 /// The fewest free blocks, or nearly, with which the exchange succeeds.
-fn least(device: &Arc<Rewind>) -> u64 {
-    let succeeds = |blocks: u64| {
+fn least_free(device: &Arc<Rewind>) -> u64 {
+    least(2, |blocks| {
         device.mark();
         let volume = open(&(Arc::clone(device) as Arc<dyn BlockDevice>));
-        free(&volume, blocks);
+        give_back(&volume, "filler", blocks);
         let done = fits(exchange(&volume));
         volume.close().expect("closes");
         drop(volume);
         device.rewind().expect("back");
         done
-    };
-    let (mut refused, mut least) = (0, 64);
-    while !succeeds(least) {
-        (refused, least) = (least, 2 * least);
-    }
-    while least - refused > 2 {
-        let middle = refused + (least - refused) / 2;
-        if succeeds(middle) { least = middle } else { refused = middle }
-    }
-    least
+    })
 }
 
 /// Writes every second block of preallocated space, so that the map grows, until there is no block left for it. Returns how
@@ -95,9 +77,9 @@ fn take_the_pool(volume: &Volume, file: &File) -> u64 {
 #[test]
 fn recovery_has_all_that_is_free() {
     let device = made();
-    let least = least(&device);
+    let least = least_free(&device);
     let volume = open(&(Arc::clone(&device) as Arc<dyn BlockDevice>));
-    free(&volume, least);
+    give_back(&volume, "filler", least);
     volume.close().expect("closes");
     drop(volume);
 

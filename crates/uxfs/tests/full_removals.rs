@@ -6,7 +6,7 @@
 mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
-use common::files::{Random, closes_well, fill, new_file};
+use common::files::{Random, closes_well, fill, fill_up, give_back, new_file, remove};
 use std::sync::Arc;
 use uxfs::{
     ErrorKind, File, MkfsOptions, NewNode, OpenOptions, Rename, Result, SetXattr, Volume, mkfs_device,
@@ -27,14 +27,9 @@ fn made_with(options: MkfsOptions) -> (Arc<dyn BlockDevice>, Volume) {
 }
 
 /// Takes all blocks that came free.
-fn fill_up(volume: &Volume, filler: &File) {
+fn take_all(volume: &Volume, filler: &File) {
     volume.sync().expect("synced");
-    let mut end = filler.size();
-    for len in [64 << 10, 4 << 10, 1 << 10] {
-        while filler.allocate(end..end + len, false).is_ok() {
-            end += len;
-        }
-    }
+    fill_up(filler, 64 << 10);
 }
 
 /// Removes all, in random order. What each frees is taken before the next.
@@ -48,7 +43,7 @@ fn removes_all(
     let filler = fill(volume, "filler");
     let mut random = Random(seed);
     while !left.is_empty() {
-        fill_up(volume, &filler);
+        take_all(volume, &filler);
         let nth = left.swap_remove(random.below(left.len() as u64) as usize);
         remove(nth).unwrap_or_else(|error| panic!("{what}, seed {seed}, {} left: {error}", left.len()));
     }
@@ -140,7 +135,7 @@ fn holes_in_clones() {
     let files: Vec<File> = (1..30).map(with_holes).collect();
     let filler = fill(&volume, "filler");
     for (holes, file) in (1..).zip(&files) {
-        fill_up(&volume, &filler);
+        take_all(&volume, &filler);
         let done = (0..SHARED / 2).map_while(|nth| punch(&clone, nth).ok()).count() as u64;
         assert!(done < SHARED / 2, "nothing ran out");
         punch(file, 45).unwrap_or_else(|error| panic!("behind {holes} holes: {error}"));
@@ -157,7 +152,7 @@ fn names_that_move() {
         new_file(&volume, name);
     }
     let filler = fill(&volume, "filler");
-    let full = || fill_up(&volume, &filler);
+    let full = || take_all(&volume, &filler);
     full();
     root.rename(b"a", &root, b"f", Rename::NoReplace).expect("moved");
     full();
@@ -183,7 +178,7 @@ fn writes_into_preallocated_space() {
     file.allocate(0..1000 * BLOCK, false).expect("allocated");
     let filler = fill(&volume, "filler");
     for nth in 0..400 {
-        fill_up(&volume, &filler);
+        take_all(&volume, &filler);
         let written = file.write_at(&[1; BLOCK as usize], 2 * nth * BLOCK).and_then(|()| file.sync());
         written.unwrap_or_else(|error| panic!("write {nth}: {error}"));
     }
@@ -206,10 +201,10 @@ fn blocks_that_were_shared_lately() {
         file.write_at(&vec![5; (100 * BLOCK) as usize], 0).expect("written");
         let clone = new_file(&volume, "clone");
         file.clone_range(0, &clone, 0, 100 * BLOCK).expect("cloned");
-        fill_up(&volume, &fill(&volume, "filler"));
+        take_all(&volume, &fill(&volume, "filler"));
         assert_eq!(change(&file).expect_err("a copy fits").kind(), ErrorKind::NoSpace);
         drop(clone);
-        common::files::remove(&volume, "clone");
+        remove(&volume, "clone");
         change(&file).expect("nobody else has the blocks");
         drop(file);
         closes_well(&device, volume);
@@ -226,7 +221,7 @@ fn a_refused_write_leaves_the_map_as_it_was() {
     let clone = new_file(&volume, "clone");
     file.clone_range(0, &clone, 0, 10 * BLOCK).expect("cloned");
     let filler = fill(&volume, "filler");
-    fill_up(&volume, &filler);
+    take_all(&volume, &filler);
     let extents = || file.extents().collect::<Result<Vec<_>>>().expect("listed");
     let before = extents();
     let mut refused = 0;
@@ -234,8 +229,7 @@ fn a_refused_write_leaves_the_map_as_it_was() {
         assert_eq!(error.kind(), ErrorKind::NoSpace);
         assert_eq!(extents(), before, "{refused} blocks were free");
         refused += 1;
-        filler.set_len(filler.size() - BLOCK).expect("cut");
-        volume.sync().expect("synced");
+        give_back(&volume, "filler", 1);
     }
     assert!(refused > 5, "there was space for all copies");
     drop((file, clone, filler));

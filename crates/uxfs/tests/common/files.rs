@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
-use uxfs::{ErrorKind, File, NewNode, OpenOptions, Result, Volume, check_device};
+use uxfs::{ErrorKind, ExchangeOptions, File, NewNode, OpenOptions, Result, Volume, check_device};
 
 /// A small generator (xorshift64*), so that a printed seed replays a run.
 pub struct Random(pub u64);
@@ -109,17 +109,45 @@ pub fn made_small(dir: &Path, bytes: u64, more: &[&str]) -> PathBuf {
 /// A file that has all space that a file can have.
 pub fn fill(volume: &Volume, name: &str) -> File {
     let filler = new_file(volume, name);
-    let (mut end, mut len) = (0, 64 << 20);
+    fill_up(&filler, 64 << 20);
+    filler
+}
+
+/// Gives a file all space that is free, in pieces of `most` bytes and less.
+pub fn fill_up(filler: &File, most: u64) {
+    let (mut end, mut len) = (filler.size(), most);
     while len >= 1024 {
-        match filler.allocate(end..end + len, false) {
-            Ok(()) => end += len,
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-                len /= 2;
-            }
+        match fits(filler.allocate(end..end + len, false)) {
+            true => end += len,
+            false => len /= 2,
         }
     }
-    filler
+}
+
+/// Gives back this many blocks of what [`fill`] gave the file of this name.
+pub fn give_back(volume: &Volume, filler: &str, blocks: u64) {
+    let filler = volume.open_file(filler).expect("there");
+    let block = u64::from(volume.info().expect("info").block_size);
+    filler.set_len(filler.size() - blocks * block).expect("cut");
+    volume.sync().expect("synced");
+}
+
+/// All extents of the one for all extents of the other, by parts that a crash may come between.
+pub fn exchange_written(one: &File, other: &File) -> Result<()> {
+    one.exchange_range(0, other, 0, Some(one.size()), ExchangeOptions::new().only_written(true))
+}
+
+/// The smallest number with which something succeeds, or one that is larger by less than `nearly`.
+pub fn least(nearly: u64, succeeds: impl Fn(u64) -> bool) -> u64 {
+    let (mut refused, mut least) = (0, 64);
+    while !succeeds(least) {
+        (refused, least) = (least, 2 * least);
+    }
+    while least - refused > nearly {
+        let middle = refused + (least - refused) / 2;
+        if succeeds(middle) { least = middle } else { refused = middle }
+    }
+    least
 }
 
 /// Closes a volume, on which the checker finds nothing then, free blocks counted.
