@@ -6,7 +6,8 @@
 mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
-use common::files::{Random, closes_well, fill, fill_up, give_back, new_file, remove};
+use common::files::{Random, closes_well, fill, fill_up, fits, give_back, new_file, remove};
+use fileio::testing::at;
 use std::sync::Arc;
 use uxfs::{
     ErrorKind, File, MkfsOptions, NewNode, OpenOptions, Rename, Result, SetXattr, Volume, mkfs_device,
@@ -233,6 +234,165 @@ fn a_refused_write_leaves_the_map_as_it_was() {
     }
     assert!(refused > 5, "there was space for all copies");
     drop((file, clone, filler));
+    closes_well(&device, volume);
+}
+
+/// Regression: what landed while a write looked for blocks that are its own was not looked at again.
+#[test]
+fn blocks_whose_last_sharing_lands_amid_a_look() {
+    let (device, volume) = made();
+    let file = new_file(&volume, "file");
+    file.write_at(&vec![5; (100 * BLOCK) as usize], 0).expect("written");
+    let clone = new_file(&volume, "clone");
+    file.clone_range(0, &clone, 0, 100 * BLOCK).expect("cloned");
+    take_all(&volume, &fill(&volume, "filler"));
+    clone.set_len(0).expect("cut");
+    let landing = volume.clone();
+    at("blocks were looked for that are shared no longer", move || landing.sync().expect("synced"));
+    file.write_at(&vec![7; (50 * BLOCK) as usize], 10 * BLOCK + 5).expect("nobody else has the blocks");
+    drop((file, clone));
+    closes_well(&device, volume);
+}
+
+/// Regression: a hole that got a block joined two extents, so that the map fitted into the inode again. When the write was
+/// refused later, the block could not be taken back: that needed a block for the map.
+#[test]
+fn a_refused_change_gives_back_what_holes_got() {
+    let mut refused = 0;
+    for (holes, left) in (8..13).flat_map(|holes| (0..4).map(move |left| (holes, left))) {
+        for zeroes in [None, Some(7), Some(2)] {
+            refused += u64::from(refused_with_a_hole(holes, left, zeroes));
+        }
+    }
+    assert!(refused > 30, "only {refused} were refused");
+}
+
+/// Whether there was no space for it.
+fn refused_with_a_hole(holes: u64, left: u64, zeroes: Option<u64>) -> bool {
+    let (device, volume) = made();
+    let [file, clone] = ["file", "clone"].map(|name| new_file(&volume, name));
+    file.write_at(&vec![5; (8 * BLOCK) as usize], 0).expect("written");
+    file.allocate(8 * BLOCK..80 * BLOCK, false).expect("allocated");
+    file.clone_range(0, &clone, 0, 8 * BLOCK).expect("cloned");
+    let punch = |nth: u64| file.punch_hole(nth * BLOCK..(nth + 1) * BLOCK).expect("punched");
+    (0..holes).for_each(|nth| punch(30 + 2 * nth));
+    let filler = fill(&volume, "filler");
+    take_all(&volume, &filler);
+    give_back(&volume, "filler", 40);
+    punch(10);
+    volume.sync().expect("synced");
+    filler.allocate(filler.size()..filler.size() + (40 - left) * BLOCK, false).expect("there is space");
+    volume.sync().expect("synced");
+    let extents = || file.extents().collect::<Result<Vec<_>>>().expect("listed");
+    let before = extents();
+    let done = match zeroes {
+        None => file.write_at(&vec![7; (5 * BLOCK) as usize], 7 * BLOCK),
+        Some(from) => file.zero_range(from * BLOCK..12 * BLOCK, true),
+    };
+    let is_refused = !fits(done);
+    assert!(
+        !is_refused || extents() == before,
+        "{zeroes:?}, {holes} holes, {left} left: {before:?}, {:?}",
+        extents()
+    );
+    drop((file, clone, filler));
+    closes_well(&device, volume);
+    is_refused
+}
+
+/// Regression: a clone that was refused, or is gone, left its mark on the file. From then on the file got no block from the
+/// pool, even for holes in what is its own.
+#[test]
+fn holes_in_what_was_cloned_once() {
+    for is_refused in [true, false] {
+        let (device, volume) = made();
+        let (file, clone) = (file_of_holes(&volume), new_file(&volume, "clone"));
+        if !is_refused {
+            file.clone_range(0, &clone, 0, BLOCK).expect("cloned");
+            clone.set_len(0).expect("cut");
+        }
+        let filler = fill(&volume, "filler");
+        take_all(&volume, &filler);
+        if is_refused {
+            file.clone_range(0, &clone, 0, BLOCK).expect_err("there is no space");
+        }
+        file.punch_hole(90 * BLOCK..91 * BLOCK).unwrap_or_else(|error| panic!("{is_refused}: {error}"));
+        drop((file, clone, filler));
+        closes_well(&device, volume);
+    }
+}
+
+/// As many holes as extents fit into the inode: one more needs a block for the map.
+fn file_of_holes(volume: &Volume) -> File {
+    const HOLES: u64 = 11;
+    let file = new_file(volume, "holes");
+    file.write_at(&vec![3; (100 * BLOCK) as usize], 0).expect("written");
+    let punch = |nth: u64| file.punch_hole((2 * nth + 1) * BLOCK..(2 * nth + 2) * BLOCK);
+    (0..HOLES).for_each(|nth| punch(nth).expect("punched"));
+    file
+}
+
+/// Regression: writes into preallocated space, which free nothing, took all of the pool.
+#[test]
+fn writes_leave_some_of_the_pool_to_removals() {
+    let (device, volume) = made();
+    let holes = file_of_holes(&volume);
+    let make = |nth| {
+        let file = new_file(&volume, &format!("file {nth}"));
+        file.allocate(0..60 * BLOCK, false).expect("allocated");
+        file
+    };
+    let files: Vec<File> = (0..60).map(make).collect();
+    let filler = fill(&volume, "filler");
+    take_all(&volume, &filler);
+    let write =
+        |file: &File| (0..29).all(|nth| fits(file.write_at(&[1; BLOCK as usize], (2 * nth + 1) * BLOCK)));
+    let written = files.iter().filter(|file| write(file)).count();
+    assert!((5..60).contains(&written), "{written} were written");
+    holes.punch_hole(90 * BLOCK..91 * BLOCK).expect("punched");
+    drop((holes, files, filler));
+    closes_well(&device, volume);
+}
+
+/// Regression: a clone that ends within a block could not grow on a full volume, although the rest of the block was zeroes.
+#[test]
+fn a_clone_whose_last_block_is_zeroed_already() {
+    let (device, volume) = made();
+    let [file, clone] = ["file", "clone"].map(|name| new_file(&volume, name));
+    file.write_at(&vec![5; (10 * BLOCK + 1) as usize], 0).expect("written");
+    file.clone_range(0, &clone, 0, 10 * BLOCK + 1).expect("cloned");
+    clone.allocate(11 * BLOCK..20 * BLOCK, true).expect("allocated");
+    let filler = fill(&volume, "filler");
+    take_all(&volume, &filler);
+    let size = clone.size();
+    clone.set_len(size).expect("nothing changes");
+    clone.set_len(size + 1).expect("grown");
+    clone.allocate(11 * BLOCK..12 * BLOCK, false).expect("grown");
+    clone.write_at(&[1; BLOCK as usize], 13 * BLOCK).expect("written");
+    clone.set_len(size).expect("cut");
+    take_all(&volume, &filler);
+    assert_eq!(clone.set_len(size - 2).expect_err("a copy fits").kind(), ErrorKind::NoSpace);
+    let mut bytes = vec![9; 2 * BLOCK as usize];
+    clone.set_len(20 * BLOCK).expect("grown");
+    assert_eq!(clone.read_at(&mut bytes, 10 * BLOCK).expect("read"), bytes.len());
+    assert!(bytes[0] == 5 && bytes[1..].iter().all(|&byte| byte == 0));
+    drop((file, clone, filler));
+    closes_well(&device, volume);
+}
+
+/// Regression: whole blocks of a file's own were not zeroed on a full volume.
+#[test]
+fn whole_blocks_that_are_zeroed() {
+    let (device, volume) = made();
+    let file = new_file(&volume, "file");
+    file.write_at(&vec![5; (100 * BLOCK) as usize], 0).expect("written");
+    let filler = fill(&volume, "filler");
+    for nth in 1..40 {
+        take_all(&volume, &filler);
+        let zeroed = file.zero_range(2 * nth * BLOCK..(2 * nth + 1) * BLOCK, false);
+        zeroed.unwrap_or_else(|error| panic!("block {nth}: {error}"));
+    }
+    drop((file, filler));
     closes_well(&device, volume);
 }
 

@@ -163,13 +163,14 @@ impl Counters {
         self.reserve_by(|unreserved| most.cast_signed().min(unreserved))
     }
 
-    /// Reserves `count` blocks. If there are too few, up to `least` of them, also from the reserve pool. Returns how many.
-    pub(crate) fn reserve_from_pool(&self, count: u64, least: u64) -> u64 {
+    /// Reserves `count` blocks. If there are too few, up to `least` of them, also from the reserve pool, of which `left`
+    /// stay. Returns how many.
+    pub(crate) fn reserve_from_pool(&self, count: u64, least: u64, left: u32) -> u64 {
         if count == 0 {
             return 0;
         }
         let (count, least) = (count.cast_signed(), least.min(count).cast_signed());
-        let pool = i64::from(self.reserve_pool());
+        let pool = i64::from(self.reserve_pool()) - i64::from(left);
         self.reserve_by(|unreserved| if unreserved >= count { count } else { least.min(unreserved + pool) })
     }
 
@@ -236,16 +237,17 @@ mod tests {
         let counters = Counters::new(100, 0, 0, 20);
         counters.keep_reserve_pool(10);
         assert_eq!((counters.available_blocks(), counters.free_blocks()), (70, 100));
-        assert_eq!((counters.reserve_from_pool(30, 4), counters.available_blocks()), (30, 40));
+        assert_eq!((counters.reserve_from_pool(30, 4, 0), counters.available_blocks()), (30, 40));
         counters.reserve_blocks(38).expect("there are 40");
-        let given = [30, 30, 3, 1, 30].map(|usual| counters.reserve_from_pool(usual, 4));
-        assert_eq!((given, counters.available_blocks()), ([4, 4, 3, 1, 0], 0));
+        let given = [(30, 0), (30, 5), (30, 5), (3, 0), (1, 0), (30, 0)];
+        let given = given.map(|(usual, left)| counters.reserve_from_pool(usual, 4, left));
+        assert_eq!((given, counters.available_blocks()), ([4, 3, 0, 3, 1, 1], 0));
         // What comes back is theirs first.
         counters.return_blocks(5);
         assert!(matches!(counters.reserve_blocks(1), Err(Error::NoSpace)));
         counters.apply(&Delta { freed: 6, ..Delta::default() });
-        assert_eq!((counters.reserve_some(9), counters.reserve_from_pool(30, 4)), (1, 4));
-        assert_eq!(counters.reserve_from_pool(0, 4), 0);
+        assert_eq!((counters.reserve_some(9), counters.reserve_from_pool(30, 4, 0)), (1, 4));
+        assert_eq!(counters.reserve_from_pool(0, 4, 0), 0);
     }
 
     /// Chunks of inodes come and go, and blocks are set aside.

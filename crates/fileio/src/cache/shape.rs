@@ -206,11 +206,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         held: &HeldToChange<'_, M>,
         grown: Option<u64>,
     ) -> FileResult<Option<HeldCopies<'_, M>>, M> {
-        let size = held.size();
-        match grown {
-            Some(_) => self.file().stage_held(size..size.next_multiple_of(self.map().block_size().into())),
-            None => Ok(None),
-        }
+        if grown.is_some() { self.file().stage_behind_end(held.size()) } else { Ok(None) }
     }
 
     /// Zeroes the rest of the last block of a file that is about to grow.

@@ -200,9 +200,20 @@ impl<M: FileMappingMut> DirectFile<M> {
     }
 
     /// Writes zeroes over the rest of the last block of a file that ends at `size`, as far as `to`. The caller holds it
-    /// exclusively.
+    /// exclusively. Where others share the block and it has zeroes there already, it stays shared: that needs no space.
     pub fn zero_behind_end(&self, size: u64, to: u64) -> FileResult<(), M> {
-        self.zero_held(size..size.next_multiple_of(self.map().block_size().into()).min(to))
+        let rest = size..size.next_multiple_of(self.map().block_size().into()).min(to);
+        if self.is_shared_and_zeroed(&rest)? { Ok(()) } else { self.zero_held(rest) }
+    }
+
+    /// Sets space aside for [`zero_behind_end`](Self::zero_behind_end), as far as it needs any.
+    pub(crate) fn stage_behind_end(&self, size: u64) -> FileResult<Option<HeldCopies<'_, M>>, M> {
+        let rest = size..size.next_multiple_of(self.map().block_size().into());
+        if self.is_shared_and_zeroed(&rest)? { Ok(None) } else { self.stage_held(rest) }
+    }
+
+    fn is_shared_and_zeroed(&self, rest: &Range<u64>) -> FileResult<bool, M> {
+        Ok(self.is_shared(rest.clone())? && self.is_zeroed(rest.clone())?)
     }
 
     /// As [`write_at`](Self::write_at), by who knows that it is no overwrite, or takes it for none.
@@ -264,7 +275,7 @@ impl<M: FileMappingMut> DirectFile<M> {
             self.write_held(size, &both, size)
         } else {
             // Should there be too little space for the rest, the last block stays where it is.
-            let _staged = if is_gap { self.stage_held(last)? } else { None };
+            let _staged = if is_gap { self.stage_behind_end(size)? } else { None };
             self.write_held(offset, buf, size)
         }
     }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::ifork::Mapped;
 use crate::inode::{ForkKind, InodeEntry};
 use crate::mount::Mount;
-use crate::trans::reservation::{LogNeed, Reservation, ReservationBuilder};
+use crate::trans::reservation::{LogNeed, Reservation, ReservationBuilder, WhenFull};
 use crate::trans::{Trans, begin_small};
 use std::sync::Arc;
 use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent};
@@ -77,7 +77,8 @@ pub fn allocate_blocks(
 /// Frees what [`allocate_blocks`] gave a file, before anything was written to it: the file is as it was before.
 pub fn take_back(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, given: AllocatedRuns) -> Result<()> {
     for blocks in given.runs.into_iter().rev() {
-        remove::remove_blocks_and(mount, entry, blocks, |_| {})?;
+        // Nobody shares them yet.
+        remove::remove_blocks_and(mount, entry, (blocks, WhenFull::ReservePool), |_| {})?;
     }
     Ok(())
 }
@@ -115,7 +116,7 @@ pub fn prepare_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &File
     let is_inside = |at: &FileBlock| matches!(extents.lookup(*at), Mapped::Extent(extent) if extent.unwritten && extent.startoff < *at);
     let ends = [blocks.start, blocks.end].into_iter().filter(is_inside);
     let need = ReservationBuilder::new(mount.geometry()).inodes(1).map_changes(2).log_count(2);
-    let mut trans = Trans::start(mount, need.build().or_reserve_pool())?;
+    let mut trans = Trans::start(mount, need.build().or_half_of_reserve_pool())?;
     join_file(&mut trans, entry)?;
     for at in ends {
         bmap::split_map(&mut trans, entry.ino(), at)?;
@@ -299,7 +300,8 @@ pub fn mark_unwritten(
 
 /// Splits extents at both ends of `blocks`: that is all that blanking can need space for.
 fn split_ends(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, blocks: &FileBlocks) -> Result<()> {
-    let mut trans = Trans::start(mount, reservation_to_convert(mount).with_log_space(LogNeed::Most))?;
+    let need = reservation_to_convert(mount).with_log_space(LogNeed::Most);
+    let mut trans = Trans::start(mount, need.or_half_of_reserve_pool())?;
     join_file(&mut trans, entry)?;
     mount.check_unmarked(entry, blocks.clone())?;
     bmap::split_map(&mut trans, entry.ino(), blocks.start)?;

@@ -32,6 +32,7 @@ use crate::mount::Mount;
 use crate::refcount::SharedRun;
 use crate::trans::Trans;
 use crate::trans::reservation::ReservationBuilder;
+use fileio::testing::point;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use xfs_format::bmbt::Extent;
@@ -80,12 +81,15 @@ fn or_without_its_own(
         true => look(),
         false => Err(Error::NoSpace),
     };
+    let write = mount.write_side()?;
+    // Asked first: what lands amid a look has been taken for shared in it.
+    let are_lately = write.unshared.any();
     let mut done = look();
     if matches!(done, Err(Error::NoSpace)) {
         done = once_more();
+        point("blocks were looked for that are shared no longer");
     }
-    let write = mount.write_side()?;
-    if matches!(done, Err(Error::NoSpace)) && write.unshared.any() {
+    if matches!(done, Err(Error::NoSpace)) && are_lately {
         write.journal.force_all()?;
         done = once_more();
     }
@@ -231,7 +235,8 @@ fn try_allocate_cow(
 
 /// Promises the rmap room that copies of what is claimed in `blocks` may take, so that none of them is refused for lack
 /// of room after others were made. If the volume is nearly full, others may need the blocks that this would hold back.
-/// Then copies that are mapped at once only need the room to be there now. After [`Error::NoSpace`], some of it may be
+/// Then copies that are mapped at once only need the room to be there now, and for an extent that is cut before at both
+/// ends of `blocks`. After [`Error::NoSpace`], some of it may be
 /// promised.
 fn promise_to_owners(
     mount: &Arc<Mount>,
@@ -248,7 +253,7 @@ fn promise_to_owners(
     let free = mount.write_side()?.counters.available_blocks();
     if told == MapUpdate::AtOnce && free < most_growth(records) + FREE_TO_PROMISE {
         let room = |(&ag, parts): (&_, &Vec<_>)| {
-            limits::check_room_in(mount, ag, Owners::InPieces(records_of(parts)))
+            limits::check_room_in(mount, ag, Owners::InPieces(records_of(parts) + limits::ENDS))
         };
         return groups.iter().try_for_each(room);
     }

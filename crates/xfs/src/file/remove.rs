@@ -39,22 +39,38 @@ pub fn remove_blocks(
     if entry.snapshot().is_reflinked() {
         limits::check_room_to_cut(mount, entry, &blocks)?;
     }
-    remove_blocks_and(mount, entry, blocks, |core| mount.touch(core, true, now))
+    let change = |core: &mut InodeCore| mount.touch(core, true, now);
+    // A hole where blocks are shared may free nothing, so it takes nothing from the reserve pool.
+    match remove_blocks_and(mount, entry, (blocks.clone(), WhenFull::GoOn), change) {
+        Err(Error::NoSpace) if !shares(mount, entry, blocks.clone())? => {
+            remove_blocks_and(mount, entry, (blocks, WhenFull::ReservePool), change)
+        }
+        done => done,
+    }
 }
 
-/// The same, with another change of the inode. Its times stay.
+/// Whether another file has any of a file's `blocks`. The caller keeps others off them, so nobody shares them meanwhile.
+fn shares(mount: &Mount, entry: &InodeEntry, blocks: FileBlocks) -> Result<bool> {
+    let inode = entry.current();
+    if !inode.is_reflinked() {
+        return Ok(false);
+    }
+    match mount.sharing().check(entry.ino(), &*mount.extents(&inode, ForkKind::Data)?, blocks) {
+        Err(Error::Shared { .. }) => Ok(true),
+        done => done.map(|()| false),
+    }
+}
+
+/// Like [`remove_blocks`], with another change of the inode, and `when_full` for each transaction. Its times stay.
 pub(super) fn remove_blocks_and(
     mount: &Arc<Mount>,
     entry: &Arc<InodeEntry>,
-    blocks: FileBlocks,
+    (blocks, when_full): (FileBlocks, WhenFull),
     change: impl Fn(&mut InodeCore),
 ) -> Result<()> {
     let mut is_begun = false;
     loop {
         let more = begin_small(|need| {
-            // A hole where blocks are shared may free nothing, so it takes nothing from the reserve pool.
-            let when_full =
-                if entry.snapshot().is_reflinked() { WhenFull::GoOn } else { WhenFull::ReservePool };
             let mut trans = start_to_unmap(mount, need, when_full)?;
             join_file(&mut trans, entry)?;
             if !is_begun {
@@ -90,7 +106,7 @@ pub fn free_data_behind_end(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Resu
             return Ok(());
         };
         at = run.end;
-        remove_blocks_and(mount, entry, run, |_| {})?;
+        remove_blocks_and(mount, entry, (run, WhenFull::ReservePool), |_| {})?;
     }
 }
 
@@ -108,7 +124,7 @@ pub(crate) fn free_eof_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Re
     }
     // Holding a version of the inode holds its map, so a change would copy it.
     drop(inode);
-    remove_blocks_and(mount, entry, from..BLOCKS_END, |_| {})
+    remove_blocks_and(mount, entry, (from..BLOCKS_END, WhenFull::ReservePool), |_| {})
 }
 
 /// The first whole block past the end of the file.

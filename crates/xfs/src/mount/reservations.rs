@@ -32,6 +32,8 @@ pub enum WhenFull {
     GoOn,
     /// It takes a few from the reserve pool, as far as there are some.
     ReservePool,
+    /// The same, as long as more than half of the pool is left.
+    HalfOfReservePool,
 }
 
 impl Reservation {
@@ -45,6 +47,11 @@ impl Reservation {
     /// space, and may need a block for a map that gets an extent more.
     pub fn or_reserve_pool(self) -> Self {
         Self { when_full: WhenFull::ReservePool, ..self }
+    }
+
+    /// The same for what frees nothing, but was promised that it needs no space: it leaves half of the pool to others.
+    pub fn or_half_of_reserve_pool(self) -> Self {
+        Self { when_full: WhenFull::HalfOfReservePool, ..self }
     }
 
     /// The same reservation for an operation that usually changes no more than `usual` has log space for. It begins with

@@ -165,7 +165,10 @@ impl<'v> Trans<'v> {
     fn reserve_blocks(counters: &Counters, reservation: &Reservation) -> Result<u64> {
         let wanted = reservation.blocks;
         match reservation.when_full {
-            WhenFull::ReservePool => Ok(counters.reserve_from_pool(wanted, LEAST_FROM_POOL)),
+            WhenFull::ReservePool => Ok(counters.reserve_from_pool(wanted, LEAST_FROM_POOL, 0)),
+            WhenFull::HalfOfReservePool => {
+                Ok(counters.reserve_from_pool(wanted, LEAST_FROM_POOL, counters.reserve_pool() / 2))
+            }
             WhenFull::GoOn => Ok(counters.reserve_blocks(wanted).map_or(0, |()| wanted)),
             WhenFull::Refuse => counters.reserve_blocks(wanted).map(|()| wanted),
         }
