@@ -218,8 +218,8 @@ fn what_is_given_up_keeps_no_space() {
 #[test]
 fn space_that_others_took_between_two_attempts_is_found_in_the_next() {
     let (device, volume) = made();
-    let zeroed = new_file(&volume, "zeroed");
-    zeroed.write_at(&[1; 20 * BLOCK as usize], 0).expect("written");
+    let more = new_file(&volume, "more");
+    more.write_at(&[1; 20 * BLOCK as usize], 0).expect("written");
     let [one, two] = ["one", "two"].map(|name| {
         let file = new_file(&volume, name);
         file.set_len(100 * BLOCK).expect("long");
@@ -234,8 +234,8 @@ fn space_that_others_took_between_two_attempts_is_found_in_the_next() {
         move || two.write_at(&[3; BLOCK as usize], 10 * BLOCK).expect("accepted")
     };
     at(CHANGE, move || at(CHANGE, write));
-    zeroed.zero_range(5 * BLOCK..6 * BLOCK, true).expect("there is space");
-    drop((zeroed, one, two, filler));
+    more.allocate(30 * BLOCK..31 * BLOCK, true).expect("there is space");
+    drop((more, one, two, filler));
     closes_well(&device, volume);
 }
 

@@ -63,8 +63,8 @@ fn least_free(device: &Arc<Rewind>) -> u64 {
     })
 }
 
-/// Writes every second block of preallocated space, so that the map grows, until there is no block left for it. Returns how
-/// many it took.
+/// Writes every second block of preallocated space, so that the map grows, until the pool has no block left for that, which is
+/// half of it. Returns how many it took.
 fn take_the_pool(volume: &Volume, file: &File) -> u64 {
     let free = || volume.info().expect("info").free_blocks;
     let before = free();
@@ -96,7 +96,7 @@ fn recovery_has_all_that_is_free() {
         let is_over = exchanger.is_finished();
         slow.set(Op::Flush, Delay::None);
         assert!(!is_over, "too fast to be cut");
-        assert!(taken > 40, "only {taken} blocks were taken of the pool");
+        assert!(taken > 25, "only {taken} blocks were taken of the pool");
         exchanger.join().expect("no panic").expect("exchanged");
     });
     drop((unwritten, volume));
