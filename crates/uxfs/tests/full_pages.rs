@@ -226,7 +226,7 @@ fn space_that_others_took_between_two_attempts_is_found_in_the_next() {
         file.buffered()
     });
     let filler = fill(&volume, "filler");
-    filler.set_len(filler.size() - 23 * BLOCK).expect("cut");
+    filler.set_len(filler.size() - 17 * BLOCK).expect("cut");
     volume.sync().expect("synced");
     one.write_at(&[3; BLOCK as usize], 10 * BLOCK).expect("accepted");
     let write = {
