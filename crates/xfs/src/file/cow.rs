@@ -235,8 +235,7 @@ fn try_allocate_cow(
 
 /// Promises the rmap room that copies of what is claimed in `blocks` may take, so that none of them is refused for lack
 /// of room after others were made. If the volume is nearly full, others may need the blocks that this would hold back.
-/// Then copies that are mapped at once only need the room to be there now, and for an extent that is cut before at both
-/// ends of `blocks`. After [`Error::NoSpace`], some of it may be
+/// Then copies that are mapped at once only need the room to be there now. After [`Error::NoSpace`], some of it may be
 /// promised.
 fn promise_to_owners(
     mount: &Arc<Mount>,
@@ -253,7 +252,7 @@ fn promise_to_owners(
     let free = mount.write_side()?.counters.available_blocks();
     if told == MapUpdate::AtOnce && free < most_growth(records) + FREE_TO_PROMISE {
         let room = |(&ag, parts): (&_, &Vec<_>)| {
-            limits::check_room_in(mount, ag, Owners::InPieces(records_of(parts) + limits::ENDS))
+            limits::check_room_in(mount, ag, Owners::InPieces(records_of(parts)))
         };
         return groups.iter().try_for_each(room);
     }

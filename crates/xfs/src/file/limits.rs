@@ -26,7 +26,7 @@ const AT_ONCE: u64 = 4096;
 #[cfg(test)]
 const AT_ONCE: u64 = 2;
 /// Rmap records that result from splitting extents at both ends of a range.
-pub(super) const ENDS: u64 = 2;
+const ENDS: u64 = 2;
 /// Extents that are left to changes in progress.
 pub(super) const SPARE: u64 = AT_ONCE * MORE;
 
