@@ -1,5 +1,5 @@
-//! A power cut on a full volume, while an operation has all reserved that is free and others have emptied the reserve pool:
-//! whoever recovers that needs each block that is free.
+//! A power cut on a full volume, while an operation has all reserved that is free and others have taken what they get of
+//! the reserve pool: whoever recovers that needs each block that is free.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]

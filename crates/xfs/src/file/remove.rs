@@ -36,10 +36,11 @@ pub fn remove_blocks(
     blocks: FileBlocks,
     now: Timestamp,
 ) -> Result<()> {
-    if entry.snapshot().is_reflinked() {
-        limits::check_room_to_cut(mount, entry, &blocks)?;
-    }
     let change = |core: &mut InodeCore| mount.touch(core, true, now);
+    if !entry.snapshot().is_reflinked() {
+        return remove_blocks_and(mount, entry, (blocks, WhenFull::ReservePool), change);
+    }
+    limits::check_room_to_cut(mount, entry, &blocks)?;
     // A hole where blocks are shared may free nothing, so it takes nothing from the reserve pool.
     match remove_blocks_and(mount, entry, (blocks.clone(), WhenFull::GoOn), change) {
         Err(Error::NoSpace) if !shares(mount, entry, blocks.clone())? => {
@@ -51,11 +52,8 @@ pub fn remove_blocks(
 
 /// Whether another file has any of a file's `blocks`. The caller keeps others off them, so nobody shares them meanwhile.
 fn shares(mount: &Mount, entry: &InodeEntry, blocks: FileBlocks) -> Result<bool> {
-    let inode = entry.current();
-    if !inode.is_reflinked() {
-        return Ok(false);
-    }
-    match mount.sharing().check(entry.ino(), &*mount.extents(&inode, ForkKind::Data)?, blocks) {
+    let extents = mount.extents(&entry.current(), ForkKind::Data)?;
+    match mount.sharing().check(entry.ino(), &extents, blocks) {
         Err(Error::Shared { .. }) => Ok(true),
         done => done.map(|()| false),
     }
